@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from itertools import count
 
@@ -38,7 +39,8 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.versions import OURS, Agreed, Feature
-from tests.simulation.pool import PoolConfig, PoolModel
+from tests.simulation.oracle.bounds import check_node
+from tests.simulation.pool import Handle, PoolConfig, PoolModel
 
 S = 1_000_000_000
 REAL_NS = 1_700_000_000 * S
@@ -417,3 +419,138 @@ def test_the_first_says_what_is_recorded_and_how_priorities_are_hashed() -> None
     # What the other said is noted where it belongs.
     assert node.core.links[1].policy == Policy(3, 1000)
     assert node.core.links[1].priority_seed == 5
+
+
+TRACES = [trace(number) for number in range(1, 9)]
+OFTEN = {
+    "write": 4,
+    "open": 2,
+    "fire": 4,
+    "join": 4,
+    "connect": 4,
+    "lose": 1,
+    "hear": 4,
+    "send": 4,
+    "acknowledge": 4,
+    "release": 4,
+    "drop": 1,
+    "collect": 4,
+    "tick": 1,
+}
+"""What happens between a node and its coordinators, and how often beside the rest."""
+
+
+class Both(Node):
+    """Coordinators that do anything that each may; what they hear of is theirs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            NodeConfig("n1", limits=UNLIMITED, groups_per_trace_max=3, triggered_max=12),
+            PoolConfig(store_bytes=40 * 2048),
+        )
+        self.open: dict[TraceId, Handle] = {}
+        self.sent: tuple[list[SliceChunk], ...] = ([], [])
+
+    def step(self, what: str, shard: int, traces: list[TraceId]) -> None:
+        self.now_ns += S // 100
+        first, *others = traces
+        coordinator = self.coordinators[shard]
+        link = self.core.links[shard]
+        primary = next((each for each in traces if SHARD_OF(each) == shard), None)
+        match what:
+            case "write":
+                self.write(*traces, size=3000)
+            case "open":
+                handle = self.open.pop(first, None)
+                if handle is not None:
+                    self.pool.close(handle, 0)
+                else:
+                    self.open[first] = self.pool.open(self.client, first)
+                    self.pool.write(self.open[first], 0, Data(1, bytes(500)), self.now_ns)
+            case "fire":
+                self.fire(first, *others)
+            case "join":
+                self.fire(first, *others, name="other")
+            case "connect" if not link.connected:
+                self.sent[shard].clear()
+                self.heard(coordinator.connect(), shard)
+            case "lose":
+                coordinator.lose()
+            case "hear":
+                self.heard(coordinator.take(), shard)
+            case "send":
+                chunks = coordinator.chunks()
+                self.sent[shard].extend(chunks)
+            case "acknowledge" if link.slices_connected:
+                coordinator.ack(self.sent[shard])
+                self.sent[shard].clear()
+            case "release":
+                self.heard(coordinator.say(Release(first)), shard)
+            case "drop" if primary is not None:
+                self.heard(coordinator.say(Drop(Group("t", primary))), shard)
+            case "collect" if primary is not None:
+                self.heard(coordinator.say(Collect(Group("t", primary), tuple(traces))), shard)
+            case "tick":
+                self.now_ns += 10 * S
+                self.core.on_tick(self.now_ns)
+        self.core.on_dataplane(self.pool.poll(self.now_ns), self.now_ns)
+
+    def heard(self, said: list[NodeMessage], shard: int) -> None:
+        for message in said:
+            if isinstance(message, TriggerFired | Abandoned):
+                assert SHARD_OF(message.group.primary) == shard
+            if isinstance(message, TriggerFired):
+                self.coordinators[shard].say(TriggerAck(message.group))
+
+    def check(self) -> None:
+        check_node(self.core)
+        holdings = self.core._holdings
+        for held in holdings.traces.values():
+            assert held.trimmed == min(share.acked for share in held.shares)
+            found = self.pool.slice(held.trace)
+            # There is none where the store had no room for its mark.
+            assert found is None or found.trimmed_bytes == held.trimmed
+        for group in holdings.groups.values():
+            shares = [(held, group.share(held)) for held in group.traces.values()]
+            assert group.held == sum(held.is_lacked(share) for held, share in shares)
+            assert group.unsent == sum(share.unsent for _, share in shares)
+        for shard in (0, 1):
+            assert holdings.reporter.is_lacking(shard) == any(
+                group.held for group in holdings.groups.values() if group.shard == shard
+            )
+        # Each byte is charged to one trigger, and one that can give it up.
+        charged = {name: depth.bytes for name, depth in self.core.queues.items()}
+        assert sum(charged.values()) == sum(h.held_bytes for h in holdings.traces.values())
+        for name, size in charged.items():
+            assert not size or any(
+                group.held for group in holdings.groups.values() if group.queue == name
+            )
+
+    def settle(self) -> None:
+        """Both are there, have all that there is, and let go of it."""
+        for handle in self.open.values():
+            self.pool.close(handle, 0)
+        for _ in range(3):
+            for shard, coordinator in enumerate(self.coordinators):
+                if not self.core.links[shard].connected:
+                    self.step("connect", shard, TRACES)
+                for what in ("hear", "tick", "send", "acknowledge", "hear"):
+                    self.step(what, shard, TRACES)
+                for each in TRACES:
+                    self.heard(coordinator.say(Release(each)), shard)
+        self.now_ns += 2 * self.config.triggered_ttl_ns
+        self.core.on_tick(self.now_ns)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_both_do_each_has_its_own_and_nothing_stays(seed: int) -> None:
+    node = Both()
+    rng = random.Random(seed)
+    for what in rng.choices(list(OFTEN), list(OFTEN.values()), k=300):
+        node.step(what, rng.randrange(2), rng.sample(TRACES, rng.randint(1, 4)))
+        node.check()
+    node.settle()
+    node.check()
+    assert not node.core._holdings.traces
+    assert not node.core._holdings.groups
+    assert not list(node.pool.slices())
