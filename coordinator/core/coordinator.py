@@ -597,7 +597,7 @@ class CoordinatorCore:
         if fresh:
             named = trace.evidence.add(node.id, fresh)
             self._memory.add_stored(trace, len(fresh))
-            self._traversal.named(trace, named, node.name, now_ns)
+            self._traversal.named(trace, named, node.id, node.name, now_ns)
             self._lifecycle.news(trace, now_ns)
 
     def _meet(self, trace: Trace, part: Part, epoch: int, *, begins: bool, told: bool) -> bool:

@@ -51,6 +51,18 @@ class Finding:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Crumbs:
+    """What records name.
+
+    nodes      where the trace was or will be, known or not
+    addresses  IP addresses that it was sent to: whoever is there may be no node
+    """
+
+    nodes: list[NodeId]
+    addresses: list[NodeId]
+
+
 class SliceEvidence(SliceInfo):
     """One node's slice, for as long as nothing is added to the evidence."""
 
@@ -67,7 +79,7 @@ class Evidence:
     """All slices of one trace. The caller only reads the attributes.
 
     names     what breadcrumbs say that a node is called
-    addresses crumbs that carry an IP address: whoever is there may be no node
+    addresses crumbs that carry an IP address, each with the nodes whose slices say so
     items     spans, hops, crumbs, runs and other pieces: what its memory is counted in
     overflow  there were more than ``limit``: only sizes are known
     """
@@ -80,7 +92,7 @@ class Evidence:
         self._native = ffi.gc(slot[0], lib.bsd_evidence_free)
         self._before: tuple[int, int | None, int | None] | None = None
         self.names: dict[NodeId, str] = {}
-        self.addresses: set[NodeId] = set()
+        self.addresses: dict[NodeId, set[NodeId]] = {}
         self.items = 0
         self.overflow = False
 
@@ -89,21 +101,29 @@ class Evidence:
         """Whether any slice is begun, or was before only the sizes were kept."""
         return self.overflow or lib.bsd_evidence_slices(self._native) > 0
 
-    def add(self, node: NodeId, data: bytes) -> list[NodeId]:
-        """Read the next bytes of a node's slice; return the nodes that they name."""
+    def add(self, node: NodeId, data: bytes) -> Crumbs:
+        """Read the next bytes of a node's slice; return what they name."""
         added = lib.bsd_evidence_add(self._native, node, data, len(data))
         check(added.error)
         self.items = added.items
-        named: dict[NodeId, None] = {}
+        nodes: dict[NodeId, None] = {}
+        addresses: dict[NodeId, None] = {}
         crumbs = added.crumbs
         for i in range(added.n_crumbs):
             crumb = crumbs[i]
-            named[crumb.node] = None
-            if crumb.name_bytes:
-                self._name(crumb.node, text(ffi.buffer(crumb.name, crumb.name_bytes)[:]))
+            name = text(ffi.buffer(crumb.name, crumb.name_bytes)[:]) if crumb.name_bytes else ""
+            is_told = bool(name) and self.names.get(crumb.node) == name
+            is_named = is_told or (bool(name) and node_id(name) == crumb.node)
+            if crumb.address and is_named:
+                addresses[crumb.node] = None
+                self.addresses.setdefault(crumb.node, set()).add(node)
+                continue
+            nodes[crumb.node] = None
+            if is_named and not name.startswith("@"):
+                self.names[crumb.node] = name
         if added.gave_up:
             self._forget()
-        return list(named)
+        return Crumbs(list(nodes), list(addresses))
 
     def restart(self, node: NodeId) -> None:
         """Forget what a node's slice said: it begins another one."""
@@ -144,13 +164,6 @@ class Evidence:
         count = check(lib.bsd_evidence_judge(self._native, few))
         first = lib.bsd_evidence_findings(self._native)
         return (_finding(first[i]) for i in range(count))
-
-    def _name(self, node: NodeId, name: str) -> None:
-        if self.names.get(node) != name and node_id(name) == node:
-            if name.startswith("@"):
-                self.addresses.add(node)
-            else:
-                self.names[node] = name
 
     def _forget(self) -> None:
         self.overflow = True

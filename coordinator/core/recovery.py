@@ -97,7 +97,7 @@ class Recovery:
         for chunk in chunks:
             part.received += len(chunk)
             named = trace.evidence.add(identity, chunk)
-            self._traversal.named(trace, named, known.node, self._now_ns)
+            self._traversal.named(trace, named, identity, known.node, self._now_ns)
             yield
         part.durable = part.received
         self._memory.add_stored(trace, part.received)
@@ -106,7 +106,8 @@ class Recovery:
             if not part.is_due:
                 part.state = PartState.ANSWERED
             self._assembly.expect(trace, part)
-            self._traversal.named(trace, known.status.crumbs, known.node, self._now_ns)
+            crumbs = known.status.crumbs
+            self._traversal.told(trace, crumbs, identity, known.node, self._now_ns)
 
     def _trigger(self, trigger: PutTrigger) -> None:
         group = trigger.fired.group

@@ -81,6 +81,8 @@ class Part:
     its node has let go of what is missing before it. ``restarted``: the node began another slice, and may have
     lost something of the one before. ``fired_under``: the incarnation under which a
     process of the node fired the trace as primary, until the node says what it has of it.
+    ``only_by``: of an id that no node is known by: whose statuses name it, while nothing else does,
+    so that it may be an address; None: it is a node's.
     """
 
     node: NodeId
@@ -97,6 +99,7 @@ class Part:
     of_no_use: tuple[int, int] | None = None
     restarted: bool = False
     fired_under: int | None = None
+    only_by: set[NodeId] | None = None
     expected_bytes: int = 0
     """What is to come on a Slices stream, as its node's credit has it."""
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from coordinator.core.config import CoordinatorConfig
+from coordinator.core.evidence import Crumbs
 from coordinator.core.groups import GroupState, Owner
 from coordinator.core.memory import Memory
 from coordinator.core.nodes import Node, Nodes
@@ -161,37 +162,83 @@ class Traversal:
 
     # ------------------------------------------------------------- parts
 
-    def named(self, trace: Trace, crumbs: Iterable[NodeId], by: str, now_ns: int) -> bool:
-        """Crumbs were found. True if any names a node that has no part yet."""
+    def named(self, trace: Trace, crumbs: Crumbs, identity: NodeId, name: str, now_ns: int) -> bool:
+        """Records in a node's slice name these. True if any leads to a node that has no part yet."""
         news = False
-        for crumb in crumbs:
-            peers = self._nodes.at_address(crumb)
-            for identity in peers:
-                news |= self._named(trace, identity, PEER, now_ns)
+        for crumb in crumbs.addresses:
+            news |= self._ask_at(trace, crumb, now_ns)
             if self._nodes.is_known(crumb):
                 # A node's own, whoever says that an address has the same hash.
-                news |= self._named(trace, crumb, by, now_ns)
-            elif peers:
+                news |= self._named(trace, crumb, name, now_ns)
+            else:
+                self._is_address(trace, crumb, identity)
+        for crumb in crumbs.nodes:
+            news |= self._ask_at(trace, crumb, now_ns)
+            news |= self._named(trace, crumb, name, now_ns)
+        return news
+
+    def told(
+        self, trace: Trace, crumbs: Iterable[NodeId], identity: NodeId, name: str, now_ns: int
+    ) -> bool:
+        """The same of a node's status, which has only ids, of nodes and of addresses alike."""
+        news = False
+        for crumb in crumbs:
+            news |= self._ask_at(trace, crumb, now_ns)
+            if self._nodes.is_known(crumb):
+                news |= self._named(trace, crumb, name, now_ns)
+            elif self._nodes.at_address(crumb):
                 pass
-            elif crumb in trace.evidence.addresses and crumb not in trace.evidence.names:
-                # No node is there. A status, which has only ids, may have told of it before.
-                self._remove_part(trace, crumb)
+            elif identity in trace.evidence.addresses.get(crumb, ()):
+                pass  # no node is there
             elif trace.evidence.overflow:
                 pass  # which of its crumbs are addresses, nobody knows any more
             else:
-                news |= self._named(trace, crumb, by, now_ns)
+                news |= self._named(trace, crumb, name, now_ns, status_of=identity)
         return news
 
-    def _named(self, trace: Trace, identity: NodeId, by: str, now_ns: int) -> bool:
+    def _ask_at(self, trace: Trace, crumb: NodeId, now_ns: int) -> bool:
+        """A crumb was found: the nodes at the address that it may be of."""
+        news = False
+        for identity in self._nodes.at_address(crumb):
+            news |= self._named(trace, identity, PEER, now_ns)
+        return news
+
+    def _is_address(self, trace: Trace, crumb: NodeId, by: NodeId) -> None:
+        """By a node's slice, what its status named is an address, where no node is.
+
+        To each id there is an address, so what it says of an id that others name counts for nothing.
+        """
+        part = trace.parts.get(crumb)
+        if part is not None and part.only_by is not None:
+            part.only_by.discard(by)
+            if not part.only_by:
+                self._remove_part(trace, crumb)
+
+    def _named(
+        self,
+        trace: Trace,
+        identity: NodeId,
+        by: str,
+        now_ns: int,
+        *,
+        status_of: NodeId | None = None,
+    ) -> bool:
+        """``status_of``: by the status of that node, so it may be an address."""
         known = trace.parts.get(identity)
         if known is not None:
+            if status_of is None:
+                known.only_by = None
+            elif known.only_by is not None:
+                known.only_by.add(status_of)
             if known.named_by in NOT_A_CRUMB and by not in NOT_A_CRUMB:
                 known.named_by = by
             return False
         if len(trace.parts) >= self._config.nodes_per_trace_max:
             trace.nodes_cut += 1
             return False
-        self._ask(trace, self._add(trace, identity, PartState.UNASKED, by, now_ns))
+        part = self._add(trace, identity, PartState.UNASKED, by, now_ns)
+        part.only_by = None if status_of is None else {status_of}
+        self._ask(trace, part)
         return True
 
     def answered(
@@ -229,7 +276,7 @@ class Traversal:
             for group in trace.groups:
                 self._outbox.say(node.session, Drop(group))
                 part.told[group] = True
-        return self.named(trace, status.crumbs, node.name, now_ns) or news
+        return self.told(trace, status.crumbs, node.id, node.name, now_ns) or news
 
     def part_of(self, trace: Trace, node: Node, now_ns: int) -> Part:
         """The part of a node that sends bytes, also unasked."""
@@ -243,6 +290,8 @@ class Traversal:
         part = trace.parts.get(identity)
         if part is None:
             part = self._add(trace, identity, PartState.UNASKED, STORED, now_ns)
+            if not self._nodes.is_known(identity):
+                part.only_by = set()  # who named it, nobody knows any more
         return part
 
     def overdue(self, trace: Trace, now_ns: int) -> None:

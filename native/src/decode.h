@@ -151,6 +151,8 @@ const struct bsd_record *bsd_records_at(const struct bsd_records *records);
 struct bsd_crumb {
 	uint64_t node;
 	uint32_t name_bytes;
+	bool address; /* the name is "@" and an IP address; whether `node` is
+		       * the hash of it is not looked at */
 	const uint8_t *name;
 };
 

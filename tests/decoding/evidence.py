@@ -8,12 +8,13 @@ starts and ends, hops out and in are matched whichever comes first.
 
 from __future__ import annotations
 
+import ipaddress
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from coordinator.core.evidence import FindingKind
+from coordinator.core.evidence import Crumbs, FindingKind
 from formats.records import Breadcrumb, HopIn, HopOut, SpanEnd, SpanStart, Unanswered
 from formats.slices import Record
 from protocol.hashing import node_id
@@ -71,7 +72,7 @@ class PythonEvidence:
     orphans   parent id -> (node, span id) of a child, while it is not in spans
     hops      how each went
     names     what breadcrumbs say that a node is called
-    addresses crumbs that carry an IP address: whoever is there may be no node
+    addresses crumbs that carry an IP address, each with the nodes whose slices say so
     items     spans, hops, crumbs, runs and other pieces: what its memory is counted in
     overflow  there were more than ``limit``: only sizes are known
     """
@@ -82,7 +83,7 @@ class PythonEvidence:
         self.orphans: dict[int, tuple[NodeId, int]] = {}
         self.hops: dict[HopKey, Hop] = {}
         self.names: dict[NodeId, str] = {}
-        self.addresses: set[NodeId] = set()
+        self.addresses: dict[NodeId, set[NodeId]] = {}
         self.span_count = 0
         self.start_ns: int | None = None
         self.end_ns: int | None = None
@@ -96,15 +97,15 @@ class PythonEvidence:
         """Whether any slice is begun, or was before only the sizes were kept."""
         return bool(self.slices) or self.overflow
 
-    def add(self, node: NodeId, data: bytes) -> list[NodeId]:
-        """Read the next bytes of a node's slice; return the nodes that they name."""
+    def add(self, node: NodeId, data: bytes) -> Crumbs:
+        """Read the next bytes of a node's slice; return what they name."""
+        named = Crumbs([], [])
         if self.overflow or not data:
-            return []
+            return named
         known = self.slices.get(node)
         if known is None:
             known = self.slices[node] = SliceEvidence()
         kept = known.decoder.items
-        named: dict[NodeId, None] = {}
         items = 0
         for record in known.decoder.feed(data):
             items += self._take(node, known, record, named)
@@ -113,7 +114,7 @@ class PythonEvidence:
         self.items += items
         if self.items > self._limit:
             self.give_up()
-        return list(named)
+        return Crumbs(list(dict.fromkeys(named.nodes)), list(dict.fromkeys(named.addresses)))
 
     def is_unanswered(self, key: HopKey) -> bool:
         """Whether all who sent it say, in the handle that did, that nobody answered."""
@@ -168,9 +169,7 @@ class PythonEvidence:
         self.addresses.clear()
         self.items = 0
 
-    def _take(
-        self, node: NodeId, known: SliceEvidence, record: Record, named: dict[NodeId, None]
-    ) -> int:
+    def _take(self, node: NodeId, known: SliceEvidence, record: Record, named: Crumbs) -> int:
         """Take one record; return how many items it adds."""
         body = record.body
         known.truncated_records += record.truncated
@@ -186,13 +185,15 @@ class PythonEvidence:
             known.unanswered.add((record.client, record.handle, body.span_id))
         elif isinstance(body, HopIn):
             self._hop(node, known, body, extracted=True)
-            named[body.node_id] = None
+            named.nodes.append(body.node_id)
         elif isinstance(body, Breadcrumb):
-            named[body.node_id] = None
-            if body.name and node_id(body.name) == body.node_id:
-                if body.name.startswith("@"):
-                    self.addresses.add(body.node_id)
-                else:
+            is_named = bool(body.name) and node_id(body.name) == body.node_id
+            if is_named and _is_address(body.name):
+                named.addresses.append(body.node_id)
+                self.addresses.setdefault(body.node_id, set()).add(node)
+            else:
+                named.nodes.append(body.node_id)
+                if is_named and not body.name.startswith("@"):
                     self.names[body.node_id] = body.name
         else:
             return 0
@@ -254,6 +255,14 @@ class PythonEvidence:
             known.end_ns = time_ns
             if self.end_ns is None or time_ns > self.end_ns:
                 self.end_ns = time_ns
+
+
+def _is_address(name: str) -> bool:
+    """Whether it is "@" and an IP address, without a zone."""
+    try:
+        return name.startswith("@") and "%" not in name and bool(ipaddress.ip_address(name[1:]))
+    except ValueError:
+        return False
 
 
 Missing = tuple[FindingKind, NodeId, object]

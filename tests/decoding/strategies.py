@@ -141,11 +141,11 @@ def cut_up(draw: st.DrawFn, data: bytes) -> list[bytes]:
 
 # ---------------------------------------------------------------- of a trace
 
-NODES = [node_id(name) for name in ("n1", "n2", "@192.0.2.7")]
+NODES = [node_id(name) for name in ("n1", "n2", "@192.0.2.7", "@fe80::1%x")]
 
 # So few that they meet.
 FEW = st.integers(0, 5)
-MET_NAMES = st.sampled_from(["n1", "n2", "@192.0.2.7", "", "another"])
+MET_NAMES = st.sampled_from(["n1", "n2", "@192.0.2.7", "@fe80::1%x", "", "another"])
 HOPS = (st.sampled_from(NODES), FEW, st.integers(0, 2), st.integers(1, 2))
 MET_BODIES: st.SearchStrategy[Body] = st.one_of(
     st.builds(SpanStart, FEW, FEW, FEW, st.just(1), NAMES),

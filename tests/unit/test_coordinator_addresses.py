@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from coordinator.core.verdict import ReasonKind
-from formats.records import Breadcrumb
+from formats.records import Body, Breadcrumb
 from protocol.hashing import address_id, node_id
 from protocol.messages import Hello
 from protocol.verdicts import VerdictKind
@@ -14,6 +16,7 @@ from tests.unit.coordinator_harness import (
     Harness,
     S,
     crumb,
+    hop_in,
     hop_out,
     preamble,
     run,
@@ -160,6 +163,14 @@ def test_no_breadcrumb_to_an_address_of_its_hash_takes_a_node_out(
     assert_n2_never_saw_it(harness)
 
 
+def say_in_turn(harness: Harness, name: str, bodies: Sequence[Body], *crumbs: str) -> None:
+    """A node delivers these, each from another handle and in bytes of its own; ``crumbs``: of its status."""
+    pieces = [preamble(), *(run(body, handle=handle) for handle, body in enumerate(bodies, 1))]
+    harness.status(name, T, len(b"".join(pieces)), crumbs, held=True)
+    for number, piece in enumerate(pieces):
+        harness.send(name, T, len(b"".join(pieces[:number])), piece)
+
+
 @pytest.mark.parametrize("lie_is", ["first", "last"])
 def test_no_breadcrumb_to_an_address_hides_a_node_that_nobody_knows(
     monkeypatch: pytest.MonkeyPatch, lie_is: str
@@ -174,7 +185,79 @@ def test_no_breadcrumb_to_an_address_hides_a_node_that_nobody_knows(
     crumbs = [Breadcrumb(node_id("beta"), "@192.0.2.7"), crumb("beta")]
     if lie_is == "last":
         crumbs.reverse()
-    harness.deliver(T, {"n1": preamble() + run(*span(1), *crumbs)})
+    say_in_turn(harness, "n1", crumbs)
+    harness.wait(S + harness.config.missing_linger_ns)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert [reason.kind for reason in verdict.reasons] == [ReasonKind.UNKNOWN_NODE]
+
+
+GONE = "@192.0.2.7"
+"""An address. Its id is also that of a node in what follows: to each id somebody finds such a text."""
+
+
+@pytest.mark.parametrize("lie_is", ["first", "last"])
+@pytest.mark.parametrize("text", [GONE, "@10.0.0.9%x"])
+def test_no_breadcrumb_takes_out_whom_the_status_of_another_node_names(
+    lie_is: str, text: str
+) -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    gone = node_id(text)
+    lie = run(Breadcrumb(gone, text), client=2, handle=7)
+    slices = two_nodes()
+    slices["n2"] += lie
+    for name in ("n1", "n2") if lie_is == "last" else ("n2", "n1"):
+        crumbs: list[str | int] = ["n2", gone] if name == "n1" else ["n1"]
+        harness.status(name, T, len(slices[name]), crumbs, held=True)
+        harness.send(name, T, 0, slices[name])
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert [reason.kind for reason in verdict.reasons] == [ReasonKind.UNKNOWN_NODE]
+
+
+@pytest.mark.parametrize("lie_is", ["first", "last"])
+@pytest.mark.parametrize("record", [Breadcrumb(node_id(GONE), ""), hop_in(GONE, 1)])
+def test_no_breadcrumb_takes_out_whom_a_record_without_a_name_names(
+    lie_is: str, record: Body
+) -> None:
+    """As every record of what came with a request is."""
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    bodies = [record, to_address(GONE[1:])]
+    if lie_is == "first":
+        bodies.reverse()
+    say_in_turn(harness, "n1", bodies, GONE)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert ReasonKind.UNKNOWN_NODE in [reason.kind for reason in verdict.reasons]
+
+
+def test_an_address_that_two_nodes_called_is_no_node_once_both_say_so() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    database = to_address("192.0.2.7")
+    slices = {name: data + run(database, handle=2) for name, data in two_nodes().items()}
+    for name in slices:
+        harness.status(name, T, len(slices[name]), ["n1", "n2", database.node_id], held=True)
+    for name, data in slices.items():
+        harness.send(name, T, 0, data)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None and verdict.kind is VerdictKind.COHERENT, verdict
+
+
+def test_a_text_that_is_no_address_is_none() -> None:
+    """It names a node that nobody knows, as any other."""
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": preamble() + run(*span(1), to_address("10.0.0.9%x"))})
     harness.wait(S + harness.config.missing_linger_ns)
     verdict = harness.verdict(T)
     assert verdict is not None

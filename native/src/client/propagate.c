@@ -15,6 +15,7 @@
  * "1" is the version. At most 128 bytes: of two long trigger names the second
  * is left out. All characters are allowed in a tracestate value.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
 
@@ -76,12 +77,18 @@ const char *bs_node_ref(void)
 	return bs_thread.node_ref;
 }
 
-/* "@" and what an address may consist of; "@" is in no node's name. */
+/* "@" and an IP address; "@" is in no node's name. Whoever reads it takes nothing else for
+ * one, and then misses a node. */
 static bool address_is_valid(const char *address, size_t bytes)
 {
-	if (bytes < 2 || bytes > INET6_ADDRSTRLEN || address[0] != '@')
+	struct in6_addr parsed;
+
+	/* As inet_ntop() writes it. */
+	if (bytes < 2 || address[0] != '@' ||
+	    strspn(address + 1, "0123456789abcdef.:") != bytes - 1)
 		return false;
-	return strspn(address + 1, "0123456789abcdef.:") == bytes - 1;
+	return inet_pton(AF_INET, address + 1, &parsed) == 1 ||
+	       inet_pton(AF_INET6, address + 1, &parsed) == 1;
 }
 
 static bool node_name_is_valid(const char *name, size_t bytes)

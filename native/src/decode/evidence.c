@@ -6,6 +6,7 @@
  * slice by slice, in less memory than it came in. It is matched when somebody asks
  * (judge.c), which is seldom, and a slice that is begun anew costs the others nothing.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,9 +183,28 @@ static bool is_again(const struct bsd_evidence *e, const struct bsd_record *r)
 			r->bytes, r->name_bytes));
 }
 
+/* Nothing else, for to any hash there is a text. */
+static bool is_address(const uint8_t *name, uint32_t bytes)
+{
+	char text[INET6_ADDRSTRLEN];
+	struct in6_addr parsed;
+
+	if (!bytes || name[0] != '@' || bytes > sizeof(text) ||
+	    memchr(name, '\0', bytes))
+		return false;
+	memcpy(text, name + 1, bytes - 1);
+	text[bytes - 1] = '\0';
+	return inet_pton(AF_INET, text, &parsed) == 1 ||
+	       inet_pton(AF_INET6, text, &parsed) == 1;
+}
+
 static bool take_crumb(struct bsd_evidence *e, const struct bsd_record *r)
 {
-	struct bsd_crumb crumb = {r->node_id, r->name_bytes, NULL};
+	struct bsd_crumb crumb = {
+		.node = r->node_id,
+		.name_bytes = r->name_bytes,
+		.address = is_address(r->bytes, r->name_bytes),
+	};
 
 	return is_again(e, r) ||
 	       (array_append(&e->crumbs, &crumb, 1) &&

@@ -75,9 +75,11 @@ static void test_breadcrumbs(void)
 	CHECK_EQ(bs_breadcrumb(&handle, "@"), -EINVAL);
 	CHECK_EQ(bs_breadcrumb(&handle, "@localhost"), -EINVAL);
 	CHECK_EQ(bs_breadcrumb(&handle, "@10.0.0.1 "), -EINVAL);
+	CHECK_EQ(bs_breadcrumb(&handle, "@10.1"), -EINVAL);
+	CHECK_EQ(bs_breadcrumb(&handle, "@dead.beef"), -EINVAL);
 	CHECK_EQ(bs_breadcrumb(&handle, name), -EINVAL);
 	bs_get_stats(&stats);
-	CHECK_EQ(stats.breadcrumbs_malformed, 10);
+	CHECK_EQ(stats.breadcrumbs_malformed, 12);
 	name[BS_NODE_NAME_MAX] = '\0';
 	CHECK_EQ(bs_breadcrumb(&handle, name), 0);
 	CHECK_EQ(bs_breadcrumb(&handle, "@10.0.0.1"), 0);

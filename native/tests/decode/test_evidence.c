@@ -216,6 +216,51 @@ static void crumbs_are_told_as_they_come(void)
 	bsd_evidence_free(e);
 }
 
+static void only_an_ip_address_is_one(void)
+{
+	struct bsd_evidence *e = new_evidence(1000);
+	const struct {
+		const char *name;
+		bool address;
+	} crumbs[] = {
+		{"@10.0.0.9", true},
+		{"@fe80::1", true},
+		{"@::ffff:255.255.255.255", true},
+		{"10.0.0.9", false},
+		{"@", false},
+		{"", false},
+		{"@10.0.0.9%x", false},
+		{"@10.0.0.9 ", false},
+		{"@10.0.9", false},
+		{"@10.0.0.09", false},
+		{"@fe80::1%eth0", false},
+		{"@localhost", false},
+		{"@0000:0000:0000:0000:0000:0000:255.255.255.255000", false},
+	};
+	const size_t n = sizeof(crumbs) / sizeof(crumbs[0]);
+	const uint64_t cut = n;
+	struct bsd_added added;
+
+	content.n = 0;
+	for (uint64_t i = 0; i < n; i++)
+		put_record(&content, BS_RECORD_BREADCRUMB, &i, sizeof(i),
+			   crumbs[i].name);
+	/* A text that ends before its bytes do. */
+	struct {
+		uint64_t node;
+		char name[16];
+	} hidden = {cut, "@10.0.0.9\0x"};
+
+	put_record(&content, BS_RECORD_BREADCRUMB, &hidden, sizeof(hidden), "");
+	added = add(e, 10, 1, 1 << 20);
+	CHECK_EQ(added.n_crumbs, n + 1);
+	for (size_t i = 0; i < n; i++)
+		CHECK_EQ(added.crumbs[i].address, crumbs[i].address);
+	CHECK_EQ(added.crumbs[n].name_bytes, sizeof(hidden.name));
+	CHECK(!added.crumbs[n].address);
+	bsd_evidence_free(e);
+}
+
 static void put_unanswered(struct bytes *b, uint64_t span, const char *address,
 			   const char *error)
 {
@@ -278,6 +323,7 @@ int main(void)
 	RUN(of_many_a_few_are_told_and_the_others_counted);
 	RUN(above_the_limit_only_the_extent_is_known);
 	RUN(crumbs_are_told_as_they_come);
+	RUN(only_an_ip_address_is_one);
 	RUN(a_call_is_unanswered_by_the_word_of_its_sender);
 	return 0;
 }
