@@ -151,11 +151,15 @@ class SpanDetail:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """Nobody answered what a client span sent to that IP address."""
+    """Nobody answered what a client span sent to that IP address.
+
+    ``unsent``: no connection came about, so that nobody can have got it; else that is not known.
+    """
 
     span_id: int
     address: str
     error: str
+    unsent: bool = False
 
 
 Body: TypeAlias = (
@@ -202,7 +206,7 @@ def body_of(raw: Any) -> Body:  # noqa: ANN401 - of cffi
         return ScopeRecord(raw.scope, content)
     if kind == _UNANSWERED:
         address, error = content[:name_bytes], content[name_bytes:]
-        return Unanswered(raw.span_id, text(address), text(error))
+        return Unanswered(raw.span_id, text(address), text(error), raw.unsent)
     if kind == _KERNEL:
         return KernelEvent.parse(content)
     return Data(kind, content)

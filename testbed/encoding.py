@@ -41,7 +41,7 @@ _BREADCRUMB = struct.Struct("<Q")
 _KERNEL_EVENT = struct.Struct("=QQIIHHIIIQ16s24sQ")
 _SCOPE_HEADER = struct.Struct("<I")
 _DETAIL_HEADER = struct.Struct("<QIHH")
-_UNANSWERED = struct.Struct("<QI4x")
+_UNANSWERED = struct.Struct("<QII")
 _ATTRIBUTE = struct.Struct("<BBH")
 _INT = struct.Struct("<q")
 _DOUBLE = struct.Struct("<d")
@@ -118,7 +118,7 @@ def encode_body(body: Body) -> tuple[int, bytes]:
         return RecordType.KERNEL, encode_kernel_event(body)
     if isinstance(body, Unanswered):
         address = body.address.encode()
-        head = _UNANSWERED.pack(body.span_id, len(address))
+        head = _UNANSWERED.pack(body.span_id, len(address), body.unsent)
         return RecordType.UNANSWERED, head + address + body.error.encode()
     return body.type, body.payload
 

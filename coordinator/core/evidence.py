@@ -7,7 +7,8 @@ It is kept, and what is missing found, in C (``native/src/decode.h``); this is t
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ class FindingKind(enum.IntEnum):
 class Finding:
     """Something that is missing; ``more`` of the same kind and node are only counted.
 
-    ``error``: of HOP_UNANSWERED, whose name is an address.
+    ``error``: of HOP_UNANSWERED, and of HOP_OUT_UNMET with a name: that is an address.
     """
 
     kind: FindingKind
@@ -159,8 +160,20 @@ class Evidence:
             return None
         return int(lib.bsd_slice_info(lib.bsd_evidence_slice(self._native, number)).least_bytes)
 
-    def findings(self, few: int) -> Iterator[Finding]:
-        """What is missing: of each kind and node as many, the last with how many more there are."""
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether who sent a request says that nobody answered, of any."""
+        return bool(lib.bsd_evidence_unanswered(self._native))
+
+    def findings(self, few: int, answered: Iterable[NodeId] = ()) -> Iterator[Finding]:
+        """What is missing: of each kind and node as many, the last with how many more there are.
+
+        ``answered``: the addresses where a node was asked, and has answered. See bsd_evidence_asked().
+        """
+        if self.has_unanswered:
+            ids = [array("Q", sorted(ids)) for ids in (self.addresses, set(answered))]
+            raw = [argument for a in ids for argument in (ffi.from_buffer("uint64_t[]", a), len(a))]
+            check(lib.bsd_evidence_asked(self._native, *raw))
         count = check(lib.bsd_evidence_judge(self._native, few))
         first = lib.bsd_evidence_findings(self._native)
         return (_finding(first[i]) for i in range(count))
@@ -175,7 +188,7 @@ class Evidence:
 def _finding(raw: Any) -> Finding:  # noqa: ANN401 - of cffi
     name = text(ffi.buffer(raw.name, raw.name_bytes)[:]) if raw.name_bytes else ""
     error = ""
-    if raw.kind == FindingKind.HOP_UNANSWERED and raw.other:
+    if raw.kind in (FindingKind.HOP_UNANSWERED, FindingKind.HOP_OUT_UNMET) and raw.other:
         error = text(ffi.buffer(raw.name + raw.name_bytes, raw.other)[:])
     return Finding(
         FindingKind(raw.kind),

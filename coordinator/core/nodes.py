@@ -56,6 +56,7 @@ class FiringTokens:
 class Node:
     """A node, connected or not.
 
+    ``crumbs``: what breadcrumbs to its addresses carry.
     ``incarnation`` is the last one that connected, ``stored_incarnation`` the one that the store has:
     the last of which it was asked, and has answered, all that it may not know of the one before.
     """
@@ -63,6 +64,7 @@ class Node:
     name: str
     id: NodeId
     addresses: tuple[str, ...] = ()
+    crumbs: tuple[NodeId, ...] = ()
     incarnation: int | None = None
     stored_incarnation: int | None = None
     session: int | None = None
@@ -159,14 +161,15 @@ class Nodes:
 
     def move(self, node: Node, addresses: tuple[str, ...]) -> None:
         """These are the node's addresses from now on; several nodes may share one."""
-        for address in node.addresses:
-            sharers = self._by_address[address_id(address)]
+        for crumb in node.crumbs:
+            sharers = self._by_address[crumb]
             del sharers[node.id]
             if not sharers:
-                del self._by_address[address_id(address)]
+                del self._by_address[crumb]
         node.addresses = tuple(dict.fromkeys(addresses))
-        for address in node.addresses:
-            self._by_address.setdefault(address_id(address), {})[node.id] = None
+        node.crumbs = tuple(dict.fromkeys(address_id(address) for address in node.addresses))
+        for crumb in node.crumbs:
+            self._by_address.setdefault(crumb, {})[node.id] = None
 
     def at_address(self, crumb: NodeId) -> tuple[NodeId, ...]:
         """The nodes at the address that a crumb carries; none if it is none, or nobody's."""

@@ -109,6 +109,11 @@ class Part:
         return self.state is PartState.UNASKED
 
     @property
+    def has_answered(self) -> bool:
+        """The node has said what it has, and is not asked again."""
+        return self.state is PartState.ANSWERED and self.status is not None
+
+    @property
     def is_open(self) -> bool:
         """More is to come: an answer, bytes, or records not yet written."""
         if self.state is not PartState.ANSWERED:

@@ -25,10 +25,12 @@ the worst kind among its reasons is the verdict's:
                                    may have begun another
     evicted           partial      a node whose pool was overwritten
     abandoned         partial      been given up under overload
-    hop_out_unmet     partial      a context that was sent, and never arrived
+    hop_out_unmet     partial      a context that was sent, and never arrived; also if who sent it
+                                   says that nobody answered, where somebody may have got it
     hop_in_unmet      partial      a context that arrived, and was never sent
     unanswered        (none)       a context that was sent to an address, and who sent it
-                                   says that nobody answered; whoever is there was asked
+                                   says that nobody answered: no connection came about, or
+                                   a node is there, and was asked, and has answered
     parent_missing    partial      a span whose parent nobody delivered
     span_unstarted    partial      a span that ended and never started
     unfinished        partial      a span that started and never ended
@@ -57,7 +59,6 @@ from typing import TYPE_CHECKING
 
 from coordinator.core.evidence import Finding, FindingKind
 from coordinator.core.nodes import Nodes
-from protocol.hashing import address_id
 from protocol.messages import NodeId, SliceFlags
 from protocol.values import dataclass
 from protocol.verdicts import VerdictKind
@@ -391,10 +392,8 @@ def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason | _M
     slices = {said.node: said for said in trace.evidence.slices()}
     for said in slices.values():
         yield from _slice_reasons(trace.parts[said.node], said, nodes)
-    for finding in trace.evidence.findings(REASONS_PER_KIND_AND_NODE):
+    for finding in trace.evidence.findings(REASONS_PER_KIND_AND_NODE, _answered(trace, nodes)):
         kind, words = _found(finding, slices.get(finding.node), nodes)
-        if kind is ReasonKind.UNANSWERED and not _was_asked(trace, finding.name):
-            kind = ReasonKind.HOP_OUT_UNMET
         name = nodes.name_of(finding.node)
         yield Reason(kind, name, words)
         if finding.more:
@@ -479,9 +478,12 @@ def _slice_reasons(part: Part, said: SliceEvidence, nodes: Nodes) -> Iterator[Re
         yield Reason(ReasonKind.TRUNCATED, name, detail)
 
 
-def _was_asked(trace: Trace, address: str) -> bool:
-    """Whether a crumb led to that address, so that whoever is there was asked for the trace."""
-    return address_id(address) in trace.evidence.addresses
+def _answered(trace: Trace, nodes: Nodes) -> Iterator[NodeId]:
+    """The addresses of all nodes that were asked for the trace, and have answered."""
+    for part in trace.parts.values():
+        node = nodes.by_id.get(part.node)
+        if node is not None and part.has_answered:
+            yield from node.crumbs
 
 
 def _found(finding: Finding, said: SliceEvidence | None, nodes: Nodes) -> tuple[ReasonKind, str]:
@@ -504,7 +506,8 @@ def _found(finding: Finding, said: SliceEvidence | None, nodes: Nodes) -> tuple[
             words = f"nobody delivered span {finding.other:016x}, the parent of"
             return ReasonKind.PARENT_MISSING, f"{words} {finding.span_id:016x}"
         case FindingKind.HOP_OUT_UNMET:
-            words = f"{hop} was sent, and nobody delivered that it arrived"
+            to, heard = (f" to {finding.name}", f": {finding.error}") if finding.name else ("", "")
+            words = f"{hop} was sent{to}, and nobody delivered that it arrived{heard}"
             return ReasonKind.HOP_OUT_UNMET, words
         case FindingKind.HOP_UNANSWERED:
             words = f"{hop} was sent to {finding.name}, and nobody answered: {finding.error}"

@@ -309,11 +309,22 @@ struct bs_span_detail {
  * met is told apart from one whose other end is missing, provided that a breadcrumb
  * names the address ("@10.0.0.7"): whoever is there is asked. It counts only in the
  * handle that sent.
+ *
+ * BS_REACH_NONE: no connection came about (refused, unreachable, no such name, a timeout
+ * of the connect), in no try, so no byte of the request was sent, and nobody misses its
+ * other end. BS_REACH_UNKNOWN, and all other values: somebody may have got it, say
+ * behind a virtual address, so it counts only where a node is at the address, and was
+ * asked, and has answered.
  */
 struct bs_unanswered {
 	uint64_t span_id;
 	uint32_t address_bytes;
-	uint32_t reserved; /* 0 */
+	uint32_t reach; /* enum bs_reach */
+};
+
+enum bs_reach {
+	BS_REACH_UNKNOWN = 0,
+	BS_REACH_NONE = 1,
 };
 
 /* One attribute: this header, the key, the value, with no padding. */

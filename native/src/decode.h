@@ -57,6 +57,7 @@ struct bsd_record {
 	uint8_t type;	     /* enum bs_record_type, or one that is newer */
 	uint8_t kind;	     /* SPAN_START */
 	bool truncated;
+	bool unsent; /* UNANSWERED: no byte of the request was (BS_REACH_NONE) */
 	const uint8_t *bytes;
 };
 
@@ -179,12 +180,15 @@ enum bsd_finding_kind {
 	BSD_FINDING_UNFINISHED = 3,	/* client, span_id, name */
 	BSD_FINDING_UNSTARTED = 4,	/* client, span_id */
 	BSD_FINDING_PARENT_MISSING = 5, /* span_id; other: the parent */
-	BSD_FINDING_HOP_OUT_UNMET = 6,	/* span_id, handle, number: the hop */
+	BSD_FINDING_HOP_OUT_UNMET = 6,	/* span_id, handle, number: the hop; if
+					 * who sent says that nobody answered,
+					 * name: the address, and behind it as
+					 * many bytes as `other` says of the
+					 * error */
 	BSD_FINDING_HOP_IN_UNMET = 7,	/* likewise; other: where it arrived */
-	BSD_FINDING_HOP_UNANSWERED = 8, /* like HOP_OUT_UNMET, but who sent says
-					 * that nobody answered; name: the
-					 * address, and behind it as many bytes
-					 * as `other` says of the error */
+	BSD_FINDING_HOP_UNANSWERED = 8, /* like HOP_OUT_UNMET with a name, but
+					 * nothing is missing by that: see
+					 * bsd_evidence_asked() */
 };
 
 /* What is missing. Of one kind and node a few are told, the last with how many more
@@ -227,6 +231,19 @@ const struct bsd_slice *bsd_evidence_slice(const struct bsd_evidence *evidence,
 					   size_t i);
 /* Records of it that were cut when they were written. */
 uint64_t bsd_evidence_truncated(const struct bsd_evidence *evidence, size_t i);
+
+/* How many calls nobody answered, by who sent them. */
+uint64_t bsd_evidence_unanswered(const struct bsd_evidence *evidence);
+
+/*
+ * What these are judged by: the ids of the addresses that breadcrumbs name, and of those
+ * where a node was asked and has answered; each in rising order. Such a call misses nothing
+ * if its address is one of the former and nothing of it was sent, or else one of the latter.
+ * It holds until the next call of this; before the first there are none.
+ */
+int bsd_evidence_asked(struct bsd_evidence *evidence, const uint64_t *named,
+		       size_t n_named, const uint64_t *answered,
+		       size_t n_answered);
 
 /* Of each kind and node at most `few`. How many findings, or a negative errno. */
 int64_t bsd_evidence_judge(struct bsd_evidence *evidence, uint32_t few);

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ipaddress
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from coordinator.core.evidence import Crumbs, FindingKind
 from formats.records import Breadcrumb, HopIn, HopOut, SpanEnd, SpanStart, Unanswered
 from formats.slices import Record
-from protocol.hashing import node_id
+from protocol.hashing import address_id, node_id
 from protocol.messages import NodeId
 from tests.decoding.slices import PythonDecoder
 
@@ -28,8 +28,8 @@ class SliceEvidence:
 
     ``spans`` (span id, parent id) and ``hops`` (injecting node, span id, handle,
     hop, whether extracted), one after the other, are what it adds to the whole, so
-    that the whole can be made without another. ``sent``: who injected what; ``unanswered``: the
-    client, the handle and the span of what nobody answered.
+    that the whole can be made without another. ``sent``: who injected what; ``unanswered``: what is
+    said of what nobody answered, by the client, the handle and the span.
     """
 
     decoder: PythonDecoder = field(default_factory=PythonDecoder)
@@ -39,7 +39,7 @@ class SliceEvidence:
     spans: array[int] = field(default_factory=lambda: array("Q"))
     hops: array[int] = field(default_factory=lambda: array("Q"))
     sent: set[tuple[int, HopKey]] = field(default_factory=set)
-    unanswered: set[tuple[int, int, int]] = field(default_factory=set)
+    unanswered: dict[tuple[int, int, int], list[Unanswered]] = field(default_factory=dict)
     start_ns: int | None = None
     end_ns: int | None = None
     items: int = 0
@@ -116,17 +116,29 @@ class PythonEvidence:
             self.give_up()
         return Crumbs(list(dict.fromkeys(named.nodes)), list(dict.fromkeys(named.addresses)))
 
-    def is_unanswered(self, key: HopKey) -> bool:
-        """Whether all who sent it say, in the handle that did, that nobody answered."""
+    def is_unanswered(self, key: HopKey, answered: Collection[NodeId]) -> bool:
+        """Whether all who sent it say, in the handle that did, that nobody answered, and may be believed.
+
+        ``answered``: the addresses where a node was asked, and has answered.
+        """
         if self.hops[key].extracted:
             return False
         at, span_id, handle, _ = key
-        return all(
-            node == at and (client, handle, span_id) in known.unanswered
-            for node, known in self.slices.items()
-            for client, sent in known.sent
-            if sent == key
-        )
+        for node, known in self.slices.items():
+            for client, sent in known.sent:
+                if sent != key:
+                    continue
+                said = known.unanswered.get((client, handle, span_id), ())
+                if (
+                    node != at
+                    or not said
+                    or not all(self._misses_nothing(s, answered) for s in said)
+                ):
+                    return False
+        return True
+
+    def _misses_nothing(self, said: Unanswered, answered: Collection[NodeId]) -> bool:
+        return address_id(said.address) in (self.addresses if said.unsent else answered)
 
     def restart(self, node: NodeId) -> None:
         """Forget what a node's slice said: it begins another one."""
@@ -182,7 +194,8 @@ class PythonEvidence:
             key = (body.node_id, body.span_id, body.handle, body.hop)
             known.sent.add((record.client, key))
         elif isinstance(body, Unanswered):
-            known.unanswered.add((record.client, record.handle, body.span_id))
+            sender = (record.client, record.handle, body.span_id)
+            known.unanswered.setdefault(sender, []).append(body)
         elif isinstance(body, HopIn):
             self._hop(node, known, body, extracted=True)
             named.nodes.append(body.node_id)
@@ -268,8 +281,8 @@ def _is_address(name: str) -> bool:
 Missing = tuple[FindingKind, NodeId, object]
 
 
-def missing(evidence: PythonEvidence) -> Iterator[Missing]:
-    """All that a verdict found, when it looked for itself."""
+def missing(evidence: PythonEvidence, answered: Collection[NodeId] = ()) -> Iterator[Missing]:
+    """All that a verdict found, when it looked for itself; ``answered`` as in ``is_unanswered``."""
     # Else the sizes would be made anew of what was forgotten.
     evidence._is_stale = not evidence.overflow
     evidence.whole()
@@ -290,7 +303,7 @@ def missing(evidence: PythonEvidence) -> Iterator[Missing]:
         yield FindingKind.PARENT_MISSING, node, (parent, child)
     for hop_key, hop in evidence.hops.items():
         if hop.extracted < hop.injected:
-            unanswered = evidence.is_unanswered(hop_key)
+            unanswered = evidence.is_unanswered(hop_key, answered)
             kind = FindingKind.HOP_UNANSWERED if unanswered else FindingKind.HOP_OUT_UNMET
             yield kind, hop_key[0], hop_key[1:]
         if not hop.injected:

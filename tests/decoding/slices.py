@@ -78,6 +78,9 @@ _SCOPE_HEADER = struct.Struct("<I")
 _DETAIL_HEADER = struct.Struct("<QIHH")
 _UNANSWERED_HEADER = struct.Struct("<QII")
 
+_REACH_NONE = 1
+"""Of a call that nobody answered: no connection came about. Anything else says nothing."""
+
 _CONTENT_BYTES = {
     PieceKind.CLOCK: _CLOCK.size,
     PieceKind.PROCESS: _PROCESS.size,
@@ -420,10 +423,11 @@ def decode_body(kind: int, data: bytes, begin: int, size: int) -> Body | None:
     if kind == _UNANSWERED:
         if size < _UNANSWERED_HEADER.size:
             return None
-        span_id, address_bytes, _ = _UNANSWERED_HEADER.unpack_from(data, begin)
+        span_id, address_bytes, reach = _UNANSWERED_HEADER.unpack_from(data, begin)
         begin += _UNANSWERED_HEADER.size
         if address_bytes > end - begin:
             return None
         middle = begin + address_bytes
-        return Unanswered(span_id, text(data[begin:middle]), text(data[middle:end]))
+        address, error = text(data[begin:middle]), text(data[middle:end])
+        return Unanswered(span_id, address, error, reach == _REACH_NONE)
     return Data(kind, data[begin:end])

@@ -77,7 +77,7 @@ BODIES: st.SearchStrategy[Body] = st.one_of(
     st.builds(HopOut, U64.map(NodeId), U64, U32, U32),
     st.builds(HopIn, U64.map(NodeId), U64, U32, U32),
     st.builds(Breadcrumb, U64.map(NodeId), NAMES),
-    st.builds(Unanswered, U64, NAMES, NAMES),
+    st.builds(Unanswered, U64, NAMES, NAMES, st.booleans()),
     KERNEL_EVENTS,
 )
 
@@ -153,7 +153,7 @@ MET_BODIES: st.SearchStrategy[Body] = st.one_of(
     st.builds(HopOut, *HOPS),
     st.builds(HopIn, *HOPS),
     st.builds(Breadcrumb, st.sampled_from(NODES), MET_NAMES),
-    st.builds(Unanswered, FEW, MET_NAMES, NAMES),
+    st.builds(Unanswered, FEW, MET_NAMES.map(lambda name: name[1:]), NAMES, st.booleans()),
     st.just(Data(1, b"x")),
 )
 

@@ -28,7 +28,7 @@ SCARCE = 0.04
 """How probable each condition is, by itself: and those under which less can be foretold."""
 
 REFUSED = 0.2
-"""Of calls, where any are refused."""
+"""Of calls, where any are refused, or get no answer."""
 
 WEIGHTS = {
     "ta": TriggerPolicy(weight=4.0),
@@ -97,6 +97,15 @@ class Conditions:
             return ""
         addresses = [address for node in sim.nodes.values() for address in node.addresses]
         return self._calls.choice([*addresses, NOBODYS])
+
+    def unheard_at(self, sim: Simulator) -> tuple[str, bool]:
+        """The address of a call that gets no answer, and whether somebody gets it; empty: there is one."""
+        dice = self._later["timeouts"]
+        if "timeouts" not in self or dice.random() > REFUSED:
+            return "", False
+        addresses = [address for node in sim.nodes.values() for address in node.addresses]
+        address = dice.choice([*addresses, NOBODYS])
+        return address, address == NOBODYS and dice.random() < 0.5
 
     def apply(self, sim: Simulator, busy_s: float) -> None:
         """To a world whose nodes are there."""
@@ -195,4 +204,5 @@ _LATER: dict[str, Callable[[Simulator, random.Random, float], None]] = {
     "limits": _configured,
     "snapshots": _snapshots,
     "percentage": _percentage,
+    "timeouts": _configured,
 }

@@ -129,10 +129,13 @@ class Schedule:
         if depth < 4:
             calls = [self._tree(depth + 1) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
         refused_at = self.conditions.refused_at(self.sim) if depth else ""
+        unheard_at, arrives = self.conditions.unheard_at(self.sim) if depth else ("", False)
         return Call(
             rng.choice(self.names),
             calls,
             refused_at=refused_at,
+            unheard_at=unheard_at,
+            arrives=arrives,
             concurrent=rng.random() < 0.5,
             answers=rng.random() < 0.9,
             work_ns=rng.choice((MS // 10, MS, 50 * MS)),

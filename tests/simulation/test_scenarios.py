@@ -14,7 +14,7 @@ from coordinator.core.verdict import ReasonKind
 from formats.records import Data
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import NO_POLICY, Collect, Group, SliceFlags, TraceId
-from tests.simulation.network import MS, Link, S
+from tests.simulation.network import MS, NOBODYS, Link, S
 from tests.simulation.pool import Handle, PoolConfig
 from tests.simulation.simulator import QUICK, Simulator
 from tests.simulation.traffic import Call, Request
@@ -154,6 +154,31 @@ def test_a_call_that_reached_nobody_makes_the_trace_partial() -> None:
     sim.settle()
     sim.check()
     assert ("hop_out_unmet", "a") in reasons(sim, request.trace)
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_who_may_have_got_a_call_at_an_address_of_nobody_is_missing(arrives: bool) -> None:
+    sim = cluster("a", "b")
+    request = sim.request(Call("a", [Call("b", unheard_at=NOBODYS, arrives=arrives)]))
+    sim.run(0.1)
+    sim.fire("a", request.trace)
+    sim.settle()
+    sim.check()
+    assert sim.kind(request.trace) == "partial"
+    assert reasons(sim, request.trace) == {("hop_out_unmet", "a")}
+    assert delivered_nodes(sim, request.trace) == {"a"}
+
+
+def test_a_call_that_nobody_answered_misses_nothing_where_a_node_has_answered() -> None:
+    sim = cluster("a", "b")
+    (address,) = sim.nodes["b"].addresses
+    request = sim.request(Call("a", [Call("b", unheard_at=address)]))
+    sim.run(0.1)
+    sim.fire("a", request.trace)
+    sim.settle()
+    sim.check()
+    assert sim.kind(request.trace) == "coherent"
+    assert reasons(sim, request.trace) == {("unanswered", "a")}
 
 
 # ----------------------------------------------------------------- messages

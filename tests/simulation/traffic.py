@@ -40,6 +40,10 @@ class Call:
     answers: bool = True
     refused_at: str = ""
     """Nobody listens at this IP address: the call is refused, and the caller says so."""
+    unheard_at: str = ""
+    """No answer comes from this IP address, and the caller says so: who has got the call, he cannot know."""
+    arrives: bool = False
+    """Of such a call, that the node gets it: the address is a virtual one, which nobody has."""
     work_ns: int = MS
     payload_bytes: int = 64
     then: Callable[[Visit], None] | None = None
@@ -68,7 +72,7 @@ class Request:
     crumbs: set[tuple[str, str]] = field(default_factory=set)
     unmet: int = 0
     refused: list[tuple[str, str]] = field(default_factory=list)
-    """Who called an address where nobody listened, and which node has that."""
+    """Who called an address from where no answer came, and which node has that."""
     responded: bool = False
 
 
@@ -205,23 +209,35 @@ class Visit:
         self._next += 1
         self._call(self.call.calls[self._next - 1])
 
-    def _refused(self, callee: Call) -> None:
+    def _unanswered(self, callee: Call) -> None:
         """The client span of a call that nobody answers."""
-        address, real_ns = callee.refused_at, self.node.real_ns()
+        address, real_ns = callee.refused_at or callee.unheard_at, self.node.real_ns()
         span = self.traffic.next_span()
-        at = (node.name for node in self.traffic.nodes.values() if address in node.addresses)
+        at = next((n.name for n in self.traffic.nodes.values() if address in n.addresses), "")
         if self.is_recorded:
-            self.request.refused.append((self.node.name, next(at, "")))
+            self.request.refused.append((self.node.name, at))
         self.write(SpanStart(span, self.span, real_ns, 3, "call"))
-        self.write(HopOut(node_id(self.node.name), span, self.handle.next_hop, self.handle.number))
+        hop = HopOut(node_id(self.node.name), span, self.handle.next_hop, self.handle.number)
+        self.write(hop)
         self.handle.next_hop += 1
         self.write(Breadcrumb(address_id(address), f"@{address}"))
-        self.write(Unanswered(span, address, "ConnectionRefusedError"))
-        self.write(SpanEnd(span, real_ns, 2, "refused", b""))
+        if callee.refused_at:
+            self.write(Unanswered(span, address, "ConnectionRefusedError", unsent=True))
+        else:
+            self.write(Unanswered(span, address, "TimeoutError"))
+        self.write(SpanEnd(span, real_ns, 2, "no answer", b""))
+        if callee.refused_at:
+            return
+        if callee.arrives:
+            context = Context(hop, self.visited) if self.is_recorded else Context(None, ())
+            visit = Visit(self.traffic, self.request, callee, context, lambda _: None)
+            self.traffic.scheduler.after(self.traffic.latency_ns, visit.arrive)
+        elif self.is_recorded and not at:
+            self.request.unmet += 1
 
     def _call(self, callee: Call) -> None:
-        if callee.refused_at:
-            self._refused(callee)
+        if callee.refused_at or callee.unheard_at:
+            self._unanswered(callee)
             self._left -= 1
             if not self.call.concurrent:
                 self._call_next()

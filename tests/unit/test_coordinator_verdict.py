@@ -96,7 +96,7 @@ CALL = (
     *span(1, ended=False),
     *span(2, 1),
     hop_out("n1", 2),
-    Unanswered(2, ADDRESS, "ConnectionRefusedError: nobody listens"),
+    Unanswered(2, ADDRESS, "ConnectionRefusedError: nobody listens", unsent=True),
     Breadcrumb(address_id(ADDRESS), f"@{ADDRESS}"),
     span(1)[1],
 )
@@ -144,18 +144,72 @@ def test_a_call_is_unanswered_only_by_the_word_of_who_sent_it(slices: dict[str, 
     assert [reason.kind for reason in verdict.reasons] == [ReasonKind.HOP_OUT_UNMET]
 
 
+def timed_out(*addresses: str) -> bytes:
+    """What n1 says of calls that somebody may have got."""
+    calls: list[Body] = []
+    for span_id, address in enumerate(addresses, 2):
+        calls += [*span(span_id, 1), hop_out("n1", span_id)]
+        calls += [Unanswered(span_id, address, "TimeoutError: timed out")]
+        calls += [Breadcrumb(address_id(address), f"@{address}")]
+    return said(*span(1, ended=False), *calls, span(1)[1])
+
+
+def address_of(harness: Harness, name: str) -> str:
+    (address,) = next(view for view in harness.core.nodes(0) if view.node == name).addresses
+    return address
+
+
+def told(harness: Harness) -> tuple[VerdictKind | None, set[tuple[ReasonKind, str]]]:
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    return verdict.kind, {(reason.kind, reason.node) for reason in verdict.reasons}
+
+
+def test_who_may_have_got_a_call_behind_an_address_of_nobody_is_missing() -> None:
+    """As behind a ClusterIP of Kubernetes, or a load balancer."""
+    verdict = judged({"n1": timed_out(ADDRESS)})
+    assert verdict.kind is VerdictKind.PARTIAL
+    (reason,) = verdict.reasons
+    assert (reason.kind, reason.node) == (ReasonKind.HOP_OUT_UNMET, "n1")
+    assert ADDRESS in reason.detail
+    assert "TimeoutError: timed out" in reason.detail
+
+
+def test_a_call_that_timed_out_misses_nothing_where_a_node_has_answered() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": timed_out(address_of(harness, "n2"))})
+    harness.wait(2 * S)
+    # Asked is not answered.
+    assert told(harness) == (
+        VerdictKind.PARTIAL,
+        {(ReasonKind.HOP_OUT_UNMET, "n1"), (ReasonKind.NO_ANSWER, "n2")},
+    )
+    harness.status("n2", T, 0, held=False)
+    harness.wait(2 * S)
+    assert told(harness) == (VerdictKind.COHERENT, {(ReasonKind.UNANSWERED, "n1")})
+
+
+def test_calls_that_are_only_counted_are_judged_each() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    here = address_of(harness, "n2")
+    harness.deliver(T, {"n1": timed_out(*[here] * 9, ADDRESS)})
+    harness.status("n2", T, 0, held=False)
+    harness.wait(2 * S)
+    assert told(harness) == (
+        VerdictKind.PARTIAL,
+        {(ReasonKind.HOP_OUT_UNMET, "n1"), (ReasonKind.UNANSWERED, "n1")},
+    )
+
+
 def test_who_is_at_the_address_of_a_call_that_nobody_answered_is_heard() -> None:
     harness = Harness()
     harness.cluster("n1", "n2")
-    (address,) = next(view for view in harness.core.nodes(0) if view.node == "n2").addresses
-    call = (
-        *CALL[:4],
-        Unanswered(2, address, "timed out"),
-        Breadcrumb(address_id(address), f"@{address}"),
-        CALL[6],
-    )
     harness.fire("n1", T)
-    harness.deliver(T, {"n1": said(*call)})
+    harness.deliver(T, {"n1": timed_out(address_of(harness, "n2"))})
     assert harness.asked()["n2"] == [T]
     # It died in the middle of it.
     harness.deliver(T, {"n2": said(hop_in("n1", 2), *span(3, 2, ended=False))})

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hash.h"
 #include "internal.h"
 
 #define COMPARE(a, b) (((a) > (b)) - ((a) < (b)))
@@ -312,9 +313,10 @@ static int compare_by_part(const void *one, const void *other)
 	return COMPARE(a->parent_id, b->parent_id);
 }
 
-static bool has_span(const struct array *ids, uint64_t id)
+static bool has_id(const struct array *ids, uint64_t id)
 {
-	return bsearch(&id, ids->entries, ids->count, sizeof(id), compare_u64);
+	return ids->count &&
+	       bsearch(&id, ids->entries, ids->count, sizeof(id), compare_u64);
 }
 
 static int gather_ids(const struct bsd_evidence *e, struct array *ids)
@@ -345,8 +347,7 @@ static int gather_orphans(const struct bsd_evidence *e, const struct array *ids,
 			struct orphan orphan = {span->parent_id, span->span_id,
 						i, k};
 
-			if (span->parent_id &&
-			    !has_span(ids, span->parent_id) &&
+			if (span->parent_id && !has_id(ids, span->parent_id) &&
 			    !array_append(orphans, &orphan, 1))
 				return -ENOMEM;
 		}
@@ -442,49 +443,77 @@ static int gather_hops(const struct array *hops, uint32_t part, bool extracted,
 	return 0;
 }
 
-static int compare_unanswered(const void *one, const void *other)
+static int compare_senders(const struct unanswered *a,
+			   const struct unanswered *b)
 {
-	const struct unanswered *a = one, *b = other;
 	int order = compare_keys(a->client, a->span_id, b->client, b->span_id);
 
 	return order ? order : COMPARE(a->handle, b->handle);
 }
 
+/* Of one sender those come first by which something is missing. */
+static int compare_unanswered(const void *one, const void *other)
+{
+	const struct unanswered *a = one, *b = other;
+	int order = compare_senders(a, b);
+
+	if (order)
+		return order;
+	if (a->misses != b->misses)
+		return COMPARE(b->misses, a->misses);
+	return COMPARE(a->text_at, b->text_at);
+}
+
 /* What who sent says of a hop that nobody met: only a process of that node can, in the
- * handle that sent. NULL if it does not. */
+ * handle that sent. NULL if it does not; the first if it does more than once. */
 static const struct unanswered *said_of(const struct part *p,
 					const struct hop *hop)
 {
-	struct unanswered key = {
+	const struct unanswered *said =
+		(const struct unanswered *)p->unanswered.entries;
+	const struct unanswered key = {
 		.span_id = hop->span_id,
 		.client = hop->client,
 		.handle = hop->handle,
 	};
+	uint32_t low = 0, high = p->unanswered.count;
 
-	if (p->node != hop->node || !p->unanswered.count)
+	if (p->node != hop->node)
 		return NULL;
-	return bsearch(&key, p->unanswered.entries, p->unanswered.count,
-		       sizeof(key), compare_unanswered);
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+
+		if (compare_senders(&said[middle], &key) < 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	if (low == p->unanswered.count || compare_senders(&said[low], &key))
+		return NULL;
+	return &said[low];
 }
 
-/* Fill in what is said of a hop, of which the ends are so many. False: it is not said of
- * each that was sent. */
-static bool is_unanswered(const struct bsd_evidence *e, const struct met *met,
-			  uint32_t count, struct bsd_finding *f)
+/* Fill in what is said of a hop that was sent more often than it arrived; its ends are so
+ * many. False: nothing is missing by that, as is said of each that was sent. */
+static bool is_unmet(const struct bsd_evidence *e, const struct met *met,
+		     uint32_t count, struct bsd_finding *f)
 {
-	const struct unanswered *said = NULL;
-	const struct part *p = NULL;
+	bool unmet = false;
 
 	for (uint32_t i = 0; i < count; i++) {
-		p = part_at(e, met[i].part);
-		said = met[i].extracted ? NULL : said_of(p, &met[i].hop);
-		if (!said)
-			return false;
+		const struct part *p = part_at(e, met[i].part);
+		const struct unanswered *said =
+			met[i].extracted ? NULL : said_of(p, &met[i].hop);
+		bool misses = !said || said->misses;
+
+		if (said && (misses || !f->name)) {
+			f->name = array_at(&p->texts, said->text_at);
+			f->name_bytes = said->address_bytes;
+			f->other = said->error_bytes;
+		}
+		unmet |= misses;
 	}
-	f->name = array_at(&p->texts, said->text_at);
-	f->name_bytes = said->address_bytes;
-	f->other = said->error_bytes;
-	return true;
+	return unmet;
 }
 
 static int tell_hops(struct telling *t, const struct array *all,
@@ -504,7 +533,6 @@ static int tell_hops(struct telling *t, const struct array *all,
 			.number = hop->hop,
 		};
 		uint32_t injected = 0, extracted = 0;
-		bool unanswered;
 
 		for (next = i;
 		     next < all->count && !compare_hops(hop, &met[next].hop);
@@ -515,9 +543,8 @@ static int tell_hops(struct telling *t, const struct array *all,
 		if (kind != BSD_FINDING_HOP_IN_UNMET) {
 			if (extracted >= injected)
 				continue;
-			unanswered = is_unanswered(t->evidence, &met[i],
-						   next - i, &f);
-			if (unanswered == (kind == BSD_FINDING_HOP_UNANSWERED))
+			if (is_unmet(t->evidence, &met[i], next - i, &f) ==
+			    (kind == BSD_FINDING_HOP_OUT_UNMET))
 				error = tell(t, &f);
 		} else if (!injected) {
 			f.other =
@@ -528,11 +555,28 @@ static int tell_hops(struct telling *t, const struct array *all,
 	return error;
 }
 
+/* Who may have got a request, and was not asked, is missing. */
+static bool misses(const struct bsd_evidence *e, const struct part *p,
+		   const struct unanswered *said)
+{
+	uint64_t id = bs_fnv1a64(BS_FNV1A64_BASIS, "@", 1);
+
+	id = bs_fnv1a64(id, array_at(&p->texts, said->text_at),
+			said->address_bytes);
+	return !has_id(said->unsent ? &e->named : &e->answered, id);
+}
+
 static void sort_unanswered(const struct bsd_evidence *e)
 {
 	for (uint32_t i = 0; i < e->parts.count; i++) {
-		struct array *said = &part_at(e, i)->unanswered;
+		struct part *p = part_at(e, i);
+		struct array *said = &p->unanswered;
 
+		for (uint32_t k = 0; k < said->count; k++) {
+			struct unanswered *one = array_at(said, k);
+
+			one->misses = misses(e, p, one);
+		}
 		if (said->count)
 			qsort(said->entries, said->count,
 			      sizeof(struct unanswered), compare_unanswered);

@@ -86,6 +86,8 @@ static bool decode_unanswered(struct bsd_record *r, const uint8_t *p,
 	r->span_id = get64(p + offsetof(struct bs_unanswered, span_id));
 	r->name_bytes =
 		get32(p + offsetof(struct bs_unanswered, address_bytes));
+	r->unsent = get32(p + offsetof(struct bs_unanswered, reach)) ==
+		    BS_REACH_NONE;
 	bytes -= sizeof(struct bs_unanswered);
 	r->rest_bytes = bytes - r->name_bytes;
 	r->bytes = p + sizeof(struct bs_unanswered);

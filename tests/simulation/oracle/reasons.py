@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from coordinator.core.evidence import FindingKind
 from coordinator.core.verdict import Reason, ReasonKind, Verdict
 from protocol.hashing import address_id, node_id
-from protocol.messages import SliceFlags, TraceId
+from protocol.messages import NodeId, SliceFlags, TraceId
 from protocol.verdicts import VerdictKind
 from tests.decoding.evidence import PythonEvidence, missing
 from tests.decoding.slices import PythonDecoder
@@ -56,6 +56,16 @@ NEVER = {
 """Nothing in a simulated world makes any of these true."""
 
 
+UNSURE = {
+    ReasonKind.OPEN,
+    ReasonKind.RESTARTED,
+    ReasonKind.BYTES_MISSING,
+    ReasonKind.STILL_WRITTEN,
+    ReasonKind.NOT_CONNECTED,
+    ReasonKind.NO_ANSWER,
+}
+"""With one of these, a node that has answered may have been asked again, or may have to say more."""
+
 NOT_ALL_HERE = {
     ReasonKind.BYTES_MISSING,
     ReasonKind.RESTARTED,
@@ -77,13 +87,18 @@ def untrue(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
         for _, node in said:
             yield from _untrue_abandoned(sim, trace, node)
         return
-    found = _findings(sim, trace)
+    found = _findings(sim, trace, _answered(sim, trace, said, sure=False))
+    surely = _findings(sim, trace, _answered(sim, trace, said, sure=True))
     for kind, nodes in found.items():
         told = {node for said_kind, node in said if said_kind is kind}
         if kind is ReasonKind.PARENT_MISSING:
             wrong = told - nodes or (not told and nodes)
         elif kind is ReasonKind.LOSSY:
             wrong = nodes - told
+        elif kind is ReasonKind.HOP_OUT_UNMET:
+            wrong = nodes - told | told - surely[kind]
+        elif kind is ReasonKind.UNANSWERED:
+            wrong = surely[kind] - told | told - nodes
         else:
             wrong = told ^ nodes
         if wrong:
@@ -136,7 +151,20 @@ def _untrue_abandoned(sim: Simulator, trace: TraceId, node: str) -> Iterator[str
         yield f"{node!r} gave up none of its groups; {by} did"
 
 
-def _findings(sim: Simulator, trace: TraceId) -> dict[ReasonKind, set[str]]:
+def _answered(
+    sim: Simulator, trace: TraceId, said: set[tuple[ReasonKind, str]], *, sure: bool
+) -> set[NodeId]:
+    """The addresses of the nodes that have answered; ``sure``: and have no more to say."""
+    unsure = {node for kind, node in said if kind in UNSURE} if sure else set()
+    return {
+        address_id(address)
+        for node, stored in sim.coordinator.store.traces[trace].slices.items()
+        if stored.status is not None and node not in unsure
+        for address in sim.nodes[node].addresses
+    }
+
+
+def _findings(sim: Simulator, trace: TraceId, answered: set[NodeId]) -> dict[ReasonKind, set[str]]:
     """What slices say that is wrong, by the nodes that it is about."""
     evidence = PythonEvidence(10**9)
     kept = sim.coordinator.store.traces[trace]
@@ -147,7 +175,7 @@ def _findings(sim: Simulator, trace: TraceId) -> dict[ReasonKind, set[str]]:
         if said is None or not said.bytes or said.epoch == stored.epoch:
             evidence.add(node_id(node), bytes(stored.data))
         # Else the node has begun another, of which nothing is here yet: nobody speaks of this one.
-    for kind, identity, _ in missing(evidence):
+    for kind, identity, _ in missing(evidence, answered):
         found[OF_FINDINGS[kind]].add(names[identity])
     # Of several children without their parent one is told: each of them may be.
     spans = set(evidence.spans)
