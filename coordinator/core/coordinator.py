@@ -214,6 +214,8 @@ class CoordinatorCore:
             self._put_node(node)
         for trace in self._traversal.connected(node, restarted=restarted, now_ns=now_ns):
             self._lifecycle.news(trace, now_ns)
+        for trace in self._traversal.moved(node, self._traces.values(), now_ns) if moved else ():
+            self._lifecycle.news(trace, now_ns)
         self._put_incarnation(node)
         for stream in self._assembly.hello(node):
             self._resume(stream, node)

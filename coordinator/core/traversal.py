@@ -355,6 +355,27 @@ class Traversal:
             self._outbox.after_writes(Say(node.session, Drop(group)))
         return asked
 
+    def moved(self, node: Node, traces: Iterable[Trace], now_ns: int) -> list[Trace]:
+        """A node has addresses that it had not: it is asked for the traces that went there before.
+
+        Those of which that is news.
+        """
+        asked: list[Trace] = []
+        for trace in traces:
+            if trace.is_released or trace.abandoned_by is not None:
+                continue
+            news = False
+            for crumb in node.crumbs:
+                part = trace.parts.get(crumb)
+                by_status_alone = part is not None and part.only_by is not None
+                if by_status_alone:
+                    self._remove_part(trace, crumb)
+                if by_status_alone or crumb in trace.evidence.addresses:
+                    news |= self._ask_at(trace, crumb, now_ns) or by_status_alone
+            if news:
+                asked.append(trace)
+        return asked
+
     def waits_for(self, node: Node) -> bool:
         """Whether a trace waits for what the node was asked, or had before it was restarted."""
         return any(

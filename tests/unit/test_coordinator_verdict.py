@@ -205,6 +205,57 @@ def test_calls_that_are_only_counted_are_judged_each() -> None:
     )
 
 
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_node_that_comes_later_is_asked_for_what_went_to_its_address(
+    settled: bool, is_new: bool
+) -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    if not is_new:
+        # By then at another address.
+        harness.connect("n2")
+        harness.lose("n2")
+    harness.take_said()
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": timed_out(f"10.0.0.{harness._numbers + 1}")})
+    harness.wait(2 * S if settled else S // 10)
+    harness.connect("n2")
+    assert harness.asked()["n2"] == [T]
+    harness.open_slices("n2")
+    harness.deliver(T, {"n2": said(hop_in("n1", 2), *span(3, 2, ended=False))})
+    harness.wait(2 * S)
+    assert told(harness) == (VerdictKind.PARTIAL, {(ReasonKind.UNFINISHED, "n2")})
+
+
+def test_an_address_that_only_a_status_names_is_that_of_a_node_that_comes_later() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    address = f"10.0.0.{harness._numbers + 1}"
+    harness.status("n1", T, 0, [address_id(address)], SliceFlags.EVICTED)
+    harness.wait(2 * S)
+    assert (ReasonKind.UNKNOWN_NODE, f"#{address_id(address):016x}") in told(harness)[1]
+    harness.connect("n2")
+    assert harness.asked()["n2"] == [T]
+    harness.status("n2", T, 0, held=False)
+    harness.wait(2 * S)
+    # No bytes are here at all, so whoever was asked is expected to have seen it.
+    assert told(harness)[1] == {(ReasonKind.EVICTED, "n1"), (ReasonKind.NEVER_SEEN, "n2")}
+
+
+def test_a_node_is_not_asked_for_what_is_released() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": timed_out(f"10.0.0.{harness._numbers + 1}")})
+    harness.wait(40 * S)
+    assert harness.store.traces[T].released
+    harness.take_said()
+    harness.connect("n2")
+    assert "n2" not in harness.asked()
+
+
 def test_who_is_at_the_address_of_a_call_that_nobody_answered_is_heard() -> None:
     harness = Harness()
     harness.cluster("n1", "n2")
