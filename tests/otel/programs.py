@@ -458,6 +458,8 @@ def unanswered() -> None:
         },
         "answered by a code": {"server.address": "10.9.9.9", "rpc.grpc.status_code": 5},
         "answered by its node": {"server.address": "10.9.9.9"},
+        "refused at last": {"server.address": "10.9.9.9"},
+        "refused, says its status": {"server.address": "10.9.9.9"},
         "to a name": {"server.address": "stock.example"},
         "well": {"server.address": "10.9.9.9"},
     }
@@ -470,10 +472,15 @@ def unanswered() -> None:
                 called[what] = hexadecimal(call)
                 if what == "answered by its node":
                     _hooks.answered(call, {"backsight-node": "#0000000000000001"})
-                if what == "refused":
+                if what == "refused at last":
+                    call.record_exception(ConnectionResetError("gone"))
+                if what in ("refused", "refused at last"):
                     call.record_exception(ConnectionRefusedError("nobody listens"))
+                words = "failed"
+                if what == "refused, says its status":
+                    words = "ConnectionRefusedError: nobody listens"
                 if what != "well":
-                    call.set_status(StatusCode.ERROR, "failed")
+                    call.set_status(StatusCode.ERROR, words)
     print(json.dumps(called))
 
 

@@ -102,6 +102,47 @@ def test_aiohttp_learns_who_answered(instrumented: Instrumented) -> None:
     assert len([crumb for crumb in part.content.breadcrumbs if not crumb.name]) == 1
 
 
+OTHERWISE = {
+    # Which tries again by itself, also what was sent.
+    ("urllib3", "refused"): False,
+    ("urllib3", "connect times out"): False,
+    # In the words of a timeout while it sends.
+    ("urllib", "connect times out"): False,
+    # Which sends nothing before the server has said its settings.
+    ("grpc", "reset"): True,
+    # By a server, which got the call.
+    ("grpc", "passed on"): False,
+}
+"""What the error tells of whether nothing was sent, where that is not what happened, or not as by others."""
+
+
+def test_who_can_have_got_a_call_that_nobody_answered_is_known_by_the_error(
+    instrumented: Instrumented,
+) -> None:
+    output = instrumented.run(
+        "python", "unheard.py", OTEL_SEMCONV_STABILITY_OPT_IN="http", BACKSIGHT_TRIGGERS="none"
+    )
+    called = json.loads(output)
+    unsent = {"refused": True, "connect times out": True, "times out": False, "reset": False}
+    libraries = {"requests", "requests, again", "httpx", "httpx of asyncio", "aiohttp"}
+    assert {(each["library"], each["how"]) for each in called} >= {
+        (library, how) for library in libraries for how in unsent
+    }
+    for each in called:
+        said = [
+            (body.address, body.unsent)
+            for part in instrumented.peek(each["trace"]).slices
+            for body in part.content.unanswered
+        ]
+        if each["library"] in libraries:
+            assert said == [("127.0.0.1", unsent[each["how"]])], each
+        else:
+            # Their instrumentations tell of no address, so there is no such record.
+            assert said == []
+        known = OTHERWISE.get((each["library"], each["how"]), unsent.get(each["how"]))
+        assert each["unsent"] == known, each
+
+
 @contextlib.contextmanager
 def calls(instrumented: Instrumented, serve: str) -> Iterator[str]:
     """A server of calls.py, and its port."""

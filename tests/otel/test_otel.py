@@ -145,7 +145,7 @@ def test_a_call_that_nobody_answered_says_so(application: Application) -> None:
     called = json.loads(application.run("unanswered", BACKSIGHT_TRIGGERS="none"))
     said = {
         what: [
-            (body.address, body.error)
+            (body.address, body.error, body.unsent)
             for part in peek(application, trace).slices
             for body in part.content.unanswered
         ]
@@ -154,8 +154,11 @@ def test_a_call_that_nobody_answered_says_so(application: Application) -> None:
     refused = "ConnectionRefusedError: nobody listens"
     assert said == {
         **{what: [] for what in called},
-        "refused": [("10.9.9.9", refused)],
-        "unavailable": [("10.9.9.9", "failed")],
+        "refused": [("10.9.9.9", refused, True)],
+        "refused, says its status": [("10.9.9.9", refused, True)],
+        # A try before the last one may have been heard.
+        "refused at last": [("10.9.9.9", refused, False)],
+        "unavailable": [("10.9.9.9", "failed", False)],
     }
 
 

@@ -22,6 +22,7 @@ from backsight._attributes import cut_utf8, encode_text
 from backsight._native import ffi, lib
 from backsight._shown import enter, leave
 from backsight.otel._firing import STATUS_ERROR, is_answer, listed
+from backsight.otel._reach import is_unsent
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -285,15 +286,29 @@ class BacksightSpanProcessor(SpanProcessor):
         return ""
 
     def _unanswered(self, trace: OpenTrace, span_id: int, address: str, span: ReadableSpan) -> None:
-        """Say that nobody answered: the hop of this span is met by nobody, and nothing is missing."""
+        """Say that nobody answered, and whether anybody can have got it (struct bs_unanswered)."""
         error = span._status._description or ""
-        for event in listed(span._events):
-            if event._name == "exception":
-                thrown = event._attributes or {}
-                error = f"{thrown.get('exception.type')}: {thrown.get('exception.message')}"
+        kind, _, message = error.partition(": ")
+        unsent = is_unsent(kind, message, address)
+        thrown = [
+            (str(said.get("exception.type")), str(said.get("exception.message")))
+            for said in (
+                e._attributes or {} for e in listed(span._events) if e._name == "exception"
+            )
+        ]
+        if thrown:
+            error = ": ".join(thrown[-1])
+            # Who tries again may have been heard once.
+            unsent = all(is_unsent(kind, message, address) for kind, message in thrown)
+        reach = lib.BS_REACH_NONE if unsent else lib.BS_REACH_UNKNOWN
         encoded = encode_text(address)
-        head = span_id.to_bytes(8, "little") + len(encoded).to_bytes(8, "little")
-        payload = head + encoded + cut_utf8(encode_text(error), _ERROR_BYTES_MAX)
+        head = span_id.to_bytes(8, "little") + len(encoded).to_bytes(4, "little")
+        payload = (
+            head
+            + reach.to_bytes(4, "little")
+            + encoded
+            + cut_utf8(encode_text(error), _ERROR_BYTES_MAX)
+        )
         lib.bs_write(trace.handle, lib.BS_RECORD_UNANSWERED, payload, len(payload))
 
     # ------------------------------------------------------------- records
