@@ -180,7 +180,7 @@ def test_a_stream_whose_certificate_is_over_comes_back_with_the_next_and_loses_n
     authority = Authority(secured.pki)
     with load_on(cluster) as load:
         # Long enough to connect with it.
-        authority.issue("node/beta", is_server=False, days=8 / 86400, replace=True)
+        authority.issue("node/beta", is_server=False, days=20 / 86400, replace=True)
         logged(cluster.beta, "only; renew it, and it is taken up by itself")
         cluster.beta.kill_daemon()
         while not cluster.beta.control.status()["connected"]:
