@@ -390,6 +390,9 @@ def test_a_name_that_is_taken_is_said(directory: Path, monkeypatch: pytest.Monke
     asyncio.run(run())
 
 
+@pytest.mark.skipif(
+    not grpc.__version__.startswith("1.51."), reason="newer ones do not gather what is too long"
+)
 def test_who_sends_more_than_a_message_is_ended_and_nothing_stays_of_him(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
