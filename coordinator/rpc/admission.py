@@ -112,9 +112,7 @@ class Admission:
         except TimeoutError:
             self._counters.no_question += 1
             reason = f"no question came whole within {streams.GREETING_TIMEOUT_S:g} s"
-            self._peer_log.warning(
-                address_of(context.peer()), f"{context.peer()}: refused: {reason}"
-            )
+            self._warn(context, f"{context.peer()}: refused: {reason}")
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         if question is None:
             self._counters.no_question += 1

@@ -37,7 +37,10 @@ from protocol.sending import encoded
 from runtime.log import Log, MessageId, PeerLog
 
 # It says it again later: whoever is refused comes back.
-_UNREADABLE = "the coordinator cannot read what it has stored of a trace that this stream speaks of"
+_UNREADABLE = (
+    "the coordinator cannot read what it has stored of a trace that this stream speaks of. Its log says"
+    " why; the node tries again"
+)
 
 # Of nodes that are refused, and come again and again.
 _SAID_REFUSED_MAX = 256

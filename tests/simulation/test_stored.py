@@ -19,7 +19,6 @@ from coordinator.store.keeping import Keep, Keeping
 from coordinator.store.reader import StoreReader
 from coordinator.store.tables import Tables
 from coordinator.store.takeover import open_store
-from protocol.messages import TraceId
 from tests.conftest import new_seeds
 from tests.simulation.faults import run_schedule
 from tests.simulation.store import MemoryStore
@@ -87,12 +86,8 @@ def _check(seed: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     found = {stored.trace: stored for stored in disk.stored()}
     disk.connection.close()
     for trace in expected.keys() | found.keys():
-        assert found.get(trace) == expected.get(trace), f"seed {seed}: {_name(trace)}"
+        assert found.get(trace) == expected.get(trace), f"seed {seed}: {trace.hex()}"
     return len(found)
-
-
-def _name(trace: TraceId) -> str:
-    return trace.hex()
 
 
 @pytest.mark.timeout(600)
