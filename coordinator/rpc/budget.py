@@ -23,7 +23,7 @@ import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from coordinator.counters import ServerCounters
@@ -70,6 +70,11 @@ _CALLS_WAITING_MAX = UNDELIVERED_BYTES_MAX // (18 << 10)
 _GLANCE_S = 0.1
 _LOOK_EVERY_S = 10.0
 _GROWN_BYTES = UNDELIVERED_BYTES_MAX
+
+# To ask gRPC for its calls costs as much as a glance. They take memory, an eighth of what is too
+# much at the least, unless there is some left of others before.
+_COUNT_CALLS_EVERY_S = 1.0
+_CALLS_GROWN_BYTES = UNDELIVERED_BYTES_MAX // 8
 
 # Of the loop, in which a message that gRPC has whole comes to who waits for it.
 _TURNS = 3
@@ -123,6 +128,28 @@ class _Seen:
         if self.much_since_s is not None and now_s - self.much_since_s >= UNFINISHED_S:
             return f"sent a part of a message, and in {UNFINISHED_S:g} s not the rest of it"
         return None
+
+
+@dataclass(slots=True)
+class _Due:
+    """What is done at once when memory has grown by so much, and else now and then."""
+
+    every_s: float
+    grown_bytes: int
+    done_s: float = field(default_factory=time.monotonic)
+    bytes_then: int | None = None
+
+    def is_due(self, now_s: float, bytes_now: int) -> bool:
+        """Whether it is to be done now."""
+        if self.bytes_then is None or bytes_now < self.bytes_then:
+            self.bytes_then = bytes_now
+        return (
+            now_s - self.done_s >= self.every_s or bytes_now - self.bytes_then >= self.grown_bytes
+        )
+
+    def done(self) -> None:
+        """It is done."""
+        self.done_s, self.bytes_then = time.monotonic(), resident_bytes()
 
 
 class Budget:
@@ -204,25 +231,24 @@ class Budget:
 
         ``bytes_max``: for all messages that are not whole.
         """
-        looked_s, bytes_then, is_settled = time.monotonic(), 0, True
+        looking = _Due(_LOOK_EVERY_S, _GROWN_BYTES)
+        counting = _Due(_COUNT_CALLS_EVERY_S, _CALLS_GROWN_BYTES)
+        is_settled = True
         while True:
             await asyncio.sleep(_GLANCE_S)  # nothing tells
             # Where all files are taken by connections nothing can be opened, until gRPC has
             # closed those that are idle.
             with contextlib.suppress(OSError):
-                self.end_crowds(connections)
                 now_s, bytes_now = time.monotonic(), resident_bytes()
-                bytes_then = min(bytes_then or bytes_now, bytes_now)
-                if (
-                    not is_settled
-                    or now_s - looked_s >= _LOOK_EVERY_S
-                    or bytes_now - bytes_then >= _GROWN_BYTES
-                ):
+                if counting.is_due(now_s, bytes_now):
+                    self.end_crowds(connections)
+                    counting.done()
+                if looking.is_due(now_s, bytes_now) or not is_settled:
                     # Messages that are whole already are taken first.
                     for _ in range(_TURNS):
                         await asyncio.sleep(0)
                     is_settled = self.look(connections, bytes_max())
-                    looked_s, bytes_then = time.monotonic(), resident_bytes()
+                    looking.done()
 
     def end_crowds(self, connections: Callable[[], Iterable[Connection]]) -> None:
         """End the connections with the most calls that wait, if too many wait."""

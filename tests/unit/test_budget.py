@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -316,6 +316,41 @@ def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
         watching.cancel()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("grows_by", "is_counted"), [(0, False), (1 << 20, True)])
+def test_calls_are_counted_now_and_then_and_when_memory_grows(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch, grows_by: int, is_counted: bool
+) -> None:
+    glances = counts = 0
+
+    def resident() -> int:
+        nonlocal glances
+        glances += 1
+        return glances * grows_by
+
+    def calls() -> int:
+        nonlocal counts
+        counts += 1
+        return 0
+
+    monkeypatch.setattr(budget, "resident_bytes", resident)
+    monkeypatch.setattr(channelz, "calls", calls)
+    monkeypatch.setattr(budget, "_GLANCE_S", 0)
+    monkeypatch.setattr(budget, "_COUNT_CALLS_EVERY_S", 0.2)
+
+    async def until(is_over: Callable[[], bool]) -> None:
+        watching = asyncio.ensure_future(looked.budget.watch(list, lambda: 1 << 30))
+        async with asyncio.timeout(30):
+            while not is_over():  # noqa: ASYNC110 # nobody tells
+                await asyncio.sleep(0)
+        watching.cancel()
+
+    asyncio.run(until(lambda: counts >= 3))
+    if is_counted:
+        assert counts > glances / 5  # done() is a glance, too
+    else:
+        assert counts < glances / 10
 
 
 def test_connections_without_a_call_are_few_for_each_address(looked: Looked) -> None:
