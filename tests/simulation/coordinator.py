@@ -19,6 +19,7 @@ from coordinator.core.verdict import Verdict
 from protocol.messages import (
     NO_POLICY,
     SNAPSHOT_TRIGGER,
+    Abandoned,
     Collect,
     Hello,
     NodeMessage,
@@ -220,6 +221,8 @@ class SimCoordinator:
                 if refused is None:
                     self.world.node_connected(name, stream.number)
             else:
+                if isinstance(message, Abandoned):
+                    self.world.heard_given_up(message.group)
                 self.core.on_node_message(
                     stream.number, cast(NodeMessage, message), now_ns, self.real_ns()
                 )

@@ -38,8 +38,9 @@ ASKED_TOO_MUCH = (5729, 7451, 8889)
 # up when it was asked for it again (515218), and a snapshot that was ordered twice stopped (520843).
 # Of the others the simulator asked too much: it forgot what a process had fired, looked in the moment
 # after something was given up, wanted of a trace that it goes with a group that was given up when it
-# was closed already (504015, 510604, 519906), or that something is known for which the report store
-# had no room (517115, 519806, 520002).
+# was closed already (504015, 510604, 519906, 540093), that something is known for which the report
+# store had no room (517115, 519806, 520002), or that nobody is waited for who is not known (541064,
+# 541232).
 FOUND = (
     500582,
     500870,
@@ -56,6 +57,9 @@ FOUND = (
     519906,
     520002,
     520843,
+    540093,
+    541064,
+    541232,
 )
 
 # In these, nodes give up several groups of a trigger that has more of them.

@@ -235,10 +235,10 @@ class Oracle:
     def _check_groups(self) -> None:
         """Of a group that was given up nothing is whole, unless all of it is, or another has it.
 
-        What was closed before stays as it is: its group's fate was sealed then.
+        What was closed before the coordinator heard of it stays as it is: its group's fate was sealed then.
         """
         store = self._sim.coordinator.store
-        given_up_ns = self._sim.world.given_up_ns
+        known_ns = self._sim.world.given_up_known_ns
         members: dict[Group, set[TraceId]] = {}
         for (group, _), put in store.triggers.items():
             members.setdefault(group, set()).update((group.primary, *put.fired.laterals))
@@ -252,7 +252,7 @@ class Oracle:
                     continue
                 having = [other for other, traces in members.items() if trace in traces]
                 closed_ns = store.traces[trace].first_closed_ns
-                last_ns = max((given_up_ns.get(other, 0) for other in having), default=0)
+                last_ns = max((known_ns.get(other, 0) for other in having), default=0)
                 if closed_ns is not None and closed_ns <= last_ns:
                     continue
                 if not any(other not in store.abandoned or is_whole(other) for other in having):

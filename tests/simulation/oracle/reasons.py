@@ -207,7 +207,8 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
         gave = any("" in by for by in sim.world.given_up.values())
         return "" if gave else "the coordinator gave up nothing"
     if node not in sim.nodes:
-        if kind is not ReasonKind.UNKNOWN_NODE:
+        # It is waited for, as if it could still answer, while that is not sure.
+        if kind not in (ReasonKind.UNKNOWN_NODE, ReasonKind.OPEN):
             return "there is no such node"
         return _untrue_unknown(sim, trace, node, verdict)
     at = sim.nodes[node]

@@ -90,6 +90,8 @@ class World:
     """Who chose to give up a group, the first first; empty: the coordinator."""
     given_up_ns: dict[Group, int] = field(default_factory=dict)
     """When the first did."""
+    given_up_known_ns: dict[Group, int] = field(default_factory=dict)
+    """When the coordinator heard of it first, or did it."""
 
     def fire(self, fired: Fired) -> None:
         self.fired.append(fired)
@@ -99,6 +101,12 @@ class World:
     def give_up(self, group: Group, by: str) -> None:
         self.given_up.setdefault(group, []).append(by)
         self.given_up_ns.setdefault(group, self.scheduler.now_ns)
+        if not by:
+            self.heard_given_up(group)
+
+    def heard_given_up(self, group: Group) -> None:
+        """The coordinator knows it now."""
+        self.given_up_known_ns.setdefault(group, self.scheduler.now_ns)
 
     def groups_of(self, trace: TraceId) -> list[Group]:
         return list(dict.fromkeys(fired.group for fired in self.by_trace.get(trace, ())))
