@@ -140,12 +140,14 @@ def _restart(bench: Bench, nodes: int) -> Iterator[report.Result]:
     plan = bench.plan(nodes, count, is_open=True)
     with tempfile.TemporaryDirectory(dir=bench.directory) as directory:
         done = restart(Path(directory), bench.cores, bench.program, plan, count)
-    bench.lost[f"restart of {nodes} nodes"] = count - done.open_traces
-    for traces, lost, value in (
+    bench.lost[f"restart of {nodes} nodes"] = lost = count - done.open_traces
+    if lost:
+        _say(f"  verdicts before it was killed {dict(done.before)}, after it {dict(done.after)}")
+    for traces, missed, value in (
         (0, 0, done.empty_s),
-        (count, count - done.open_traces, done.listen_s),
+        (count, lost, done.listen_s),
     ):
-        params = {"nodes": nodes, "open_traces": traces, "lost": lost}
+        params = {"nodes": nodes, "open_traces": traces, "lost": missed}
         yield report.Result.of("control_listen_s", "s", [value], params)
 
 

@@ -40,13 +40,21 @@ def _open(found: Counter[tuple[str, bool]]) -> int:
 class Restart:
     """From ``kill -9`` until it says that it is ready, which it is when it listens.
 
-    ``open_traces``: that had no final verdict when it was killed, and are known after. Since
-    the nodes are away then, they get one.
+    ``before`` and ``after``: its verdicts when it was killed, and then.
     """
 
     empty_s: float
     listen_s: float
-    open_traces: int
+    before: Counter[tuple[str, bool]]
+    after: Counter[tuple[str, bool]]
+
+    @property
+    def open_traces(self) -> int:
+        """That had no final verdict when it was killed, and are known after.
+
+        Since the nodes are away then, they get one.
+        """
+        return min(_open(self.before), self.after.total())
 
 
 def restart(directory: Path, cores: Cores, program: Path, plan: Plan, traces: int) -> Restart:
@@ -66,4 +74,4 @@ def restart(directory: Path, cores: Cores, program: Path, plan: Plan, traces: in
         before = verdicts(daemon.endpoint)
         listen_s = _killed(daemon.kill_daemon)
         after = verdicts(daemon.endpoint)
-    return Restart(empty_s, listen_s, min(_open(before), after.total()))
+    return Restart(empty_s, listen_s, before, after)
