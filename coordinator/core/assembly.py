@@ -229,7 +229,10 @@ class Assembly:
         node = self._nodes.by_id.get(effect.node)
         part = trace.parts.get(effect.node) if trace is not None else None
         if trace is not None and part is not None and part.epoch == effect.epoch:
-            part.durable = max(part.durable, effect.end)
+            # While the trace was closed its node may have been told to let go of more than is here.
+            is_full = part.received >= self._slice_bytes_max
+            end = effect.end if is_full else min(effect.end, part.received)
+            part.durable = max(part.durable, end)
             if node is not None and node.stream is not None:
                 self._ack(node.stream, trace, part)
         elif node is not None and node.stream is not None:

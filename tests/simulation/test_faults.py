@@ -35,7 +35,8 @@ ASKED_TOO_MUCH = (5729, 7451, 8889)
 # In these, nodes held for ever what nobody wanted (500582, 500870), bytes were lost that had come
 # (501307), what was given up was not called so (501257), what a node had said of a trace was forgotten
 # when that was closed early (510126), a trace that was whole when its node gave it up was called given
-# up when it was asked for it again (515218), and a snapshot that was ordered twice stopped (520843).
+# up when it was asked for it again (515218), a snapshot that was ordered twice stopped (520843), and a
+# node was told for ever to send again what it had been told to let go of (544754).
 # Of the others the simulator asked too much: it forgot what a process had fired, looked in the moment
 # after something was given up, wanted of a trace that it goes with a group that was given up when it
 # was closed already (504015, 510604, 519906, 540093), that something is known for which the report
@@ -60,6 +61,7 @@ FOUND = (
     540093,
     541064,
     541232,
+    544754,
 )
 
 # In these, nodes give up several groups of a trigger that has more of them.

@@ -492,3 +492,26 @@ def test_what_was_let_go_while_it_was_given_up_is_missing_when_it_is_fired_again
     wait_for_the_end(harness)
     assert told(harness)[-2:] == [SliceAck(T, 16, 1), Release(T)]
     assert bytes(harness.store.traces[T].slices["n1"].data) == b"abcd"
+
+
+def test_what_was_let_go_is_not_told_of_as_durable_when_it_is_fired_again() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = harness.fire("n1", T)
+    harness.status("n1", T, 16)
+    harness.send("n1", T, 0, b"abcd")
+    harness.status("n2", T, 4)
+    harness.say("n2", Abandoned(group))
+    wait_for_the_end(harness)
+    told(harness)
+    harness.autosave = False
+    harness.fire("n1", trace_id("another"))
+    harness.send("n1", T, 4, b"efgh")
+    # n1 may let go of these when that firing is durable. Until then the trace is there again.
+    harness.fire("n1", T, "again")
+    harness.status("n1", T, 16)
+    harness.save()
+    told(harness)
+    # It goes on behind a gap, which it cannot fill. It is not told to send that again for ever.
+    harness.send("n1", T, 8, b"ijklmnop")
+    assert told(harness) == [SliceAck(T, 4, 1, again=True)]
