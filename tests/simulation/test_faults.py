@@ -40,8 +40,8 @@ ASKED_TOO_MUCH = (5729, 7451, 8889)
 # Of the others the simulator asked too much: it forgot what a process had fired, looked in the moment
 # after something was given up, wanted of a trace that it goes with a group that was given up when it
 # was closed already (504015, 510604, 519906, 540093), that something is known for which the report
-# store had no room (517115, 519806, 520002), or that nobody is waited for who is not known (541064,
-# 541232).
+# store had no room (517115, 519806, 520002), that nobody is waited for who is not known (541064,
+# 541232), or that what a report store had no room for the next one has not either (543512).
 FOUND = (
     500582,
     500870,
@@ -61,6 +61,7 @@ FOUND = (
     540093,
     541064,
     541232,
+    543512,
     544754,
 )
 

@@ -149,7 +149,12 @@ def _of_nodes(
         if SliceFlags.ABANDONED in collected.ever:
             yield Fact(f"{name} had given it up before")
         for flag, kinds in OF_FLAG.items():
-            in_time = collected.flagged_ns.get(flag, 0) <= closes_ns
+            flagged_ns = collected.flagged_ns.get(flag, 0)
+            in_time = flagged_ns <= closes_ns
+            if flag is SliceFlags.STORE_FULL and any(
+                ns >= flagged_ns for ns in world.stores_lost_ns.get(name, ())
+            ):
+                in_time = False  # another store may have room for all of it
             if flag in collected.first and in_time and not node.dead:
                 yield Fact(f"{name}: {flag!r}", True, kinds | ANY_LOSS)
             elif flag in collected.ever:
