@@ -94,7 +94,8 @@ class Firings:
         ):
             if known and not is_given_up:
                 self._counters.firings_left_out += 1
-                self._outbox.say(session, TriggerAck(group))
+                # Of what it said before, on another stream, it knows by this that it is durable.
+                self._outbox.after_writes(Say(session, TriggerAck(group)))
                 return
             self._refuse(node, fired, now_ns)
             is_new = False

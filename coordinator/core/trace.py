@@ -110,8 +110,9 @@ class Part:
 
     @property
     def has_answered(self) -> bool:
-        """The node has said what it has, and is not asked again."""
-        return self.state is PartState.ANSWERED and self.status is not None
+        """The node has said what it has, since it was restarted, for at least one group."""
+        is_told = any(self.told.values())
+        return self.state is PartState.ANSWERED and self.status is not None and is_told
 
     @property
     def is_open(self) -> bool:

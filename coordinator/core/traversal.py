@@ -211,8 +211,18 @@ class Traversal:
         part = trace.parts.get(crumb)
         if part is not None and part.only_by is not None:
             part.only_by.discard(by)
-            if not part.only_by:
+            if not part.only_by and self._may_be_address(part):
                 self._remove_part(trace, crumb)
+
+    def _may_be_address(self, part: Part) -> bool:
+        """Whether nodes' statuses alone name it, and nothing came of a node by this id."""
+        came = part.status is not None or part.received > 0 or self._nodes.is_known(part.node)
+        return part.only_by is not None and not came
+
+    @staticmethod
+    def _went_to(trace: Trace, node: Node) -> bool:
+        """Whether something was sent to an address at which this node is."""
+        return any(crumb in trace.evidence.addresses for crumb in node.crumbs)
 
     def _named(
         self,
@@ -268,6 +278,8 @@ class Traversal:
             # What was fired there went with the memory, before anything was told of it.
             part.restarted = True
         part.fired_under = None
+        if not part.has_answered and self._went_to(trace, node):
+            news = True  # it may excuse a call that nobody answered
         for group in part.told:
             part.told[group] = True
         if back:
@@ -348,6 +360,8 @@ class Traversal:
             elif part.state is PartState.ANSWERED:
                 part.told = {group: True for group, sure in part.told.items() if sure}
                 self._ask(trace, part)
+                if self._went_to(trace, node):
+                    asked.append(trace)
             elif self._ask(trace, part):
                 part.deadline_ns = now_ns + self._config.answer_timeout_ns
                 asked.append(trace)
@@ -367,7 +381,7 @@ class Traversal:
             news = False
             for crumb in node.crumbs:
                 part = trace.parts.get(crumb)
-                by_status_alone = part is not None and part.only_by is not None
+                by_status_alone = part is not None and self._may_be_address(part)
                 if by_status_alone:
                     self._remove_part(trace, crumb)
                 if by_status_alone or crumb in trace.evidence.addresses:

@@ -479,10 +479,13 @@ def _slice_reasons(part: Part, said: SliceEvidence, nodes: Nodes) -> Iterator[Re
 
 
 def _answered(trace: Trace, nodes: Nodes) -> Iterator[NodeId]:
-    """The addresses of all nodes that were asked for the trace, and have answered."""
+    """The addresses of all nodes that were asked for the trace, have answered, and are still there.
+
+    What one had not seen when it was asked it may have got since, and lost with its machine.
+    """
     for part in trace.parts.values():
         node = nodes.by_id.get(part.node)
-        if node is not None and part.has_answered:
+        if node is not None and node.session is not None and part.has_answered:
             yield from node.crumbs
 
 

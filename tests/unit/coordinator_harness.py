@@ -272,8 +272,12 @@ class Harness:
         if isinstance(message, TriggerAck):
             # What is over a limit is not stored.
             refused = self.core._traversal.abandoned.get(message.group) == NOBODY
-            refused = refused or self.core.counters.firings_left_out > 0
             is_durable = (message.group, name) in self.store.triggers
+            if self.core.counters.firings_left_out:
+                # What is left out adds to what is durable, of this group or of its closed primary.
+                kept = self.store.traces.get(message.group.primary)
+                is_durable = is_durable or (kept is not None and kept.released)
+                is_durable = is_durable or any(g == message.group for g, _ in self.store.triggers)
             assert is_durable or refused, "acknowledged too early"
         elif isinstance(message, Refused):
             self._refused.add(session)

@@ -10,7 +10,7 @@ import pytest
 from coordinator.core.verdict import ReasonKind
 from formats.records import Body, Breadcrumb
 from protocol.hashing import address_id, node_id
-from protocol.messages import Hello
+from protocol.messages import Hello, SliceFlags
 from protocol.verdicts import VerdictKind
 from tests.unit.coordinator_harness import (
     Harness,
@@ -161,6 +161,29 @@ def test_no_breadcrumb_to_an_address_of_its_hash_takes_a_node_out(
     harness.status("n2", T, 0, held=False)
     harness.wait(S)
     assert_n2_never_saw_it(harness)
+
+
+@pytest.mark.parametrize("has_come", ["answer", "bytes"])
+def test_no_address_of_its_hash_takes_out_a_node_that_came_after_its_name(
+    monkeypatch: pytest.MonkeyPatch, has_come: str
+) -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    one = preamble() + run(*span(1))
+    harness.status("n1", T, len(one), ["n2"])  # nobody knows it yet
+    harness.cluster("n2")
+    if has_come == "answer":
+        harness.status("n2", T, 0, [], SliceFlags.EVICTED)
+    else:
+        harness.deliver(T, {"n2": preamble() + run(*span(2), hop_out("n2", 2))})
+    monkeypatch.setattr("coordinator.core.nodes.address_id", lambda _: node_id("n2"))
+    harness.cluster("liar")
+    harness.send("n1", T, 0, one)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert {"n2"} <= {reason.node for reason in verdict.reasons}
 
 
 def say_in_turn(harness: Harness, name: str, bodies: Sequence[Body], *crumbs: str) -> None:

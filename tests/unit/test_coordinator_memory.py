@@ -362,6 +362,22 @@ def test_whatever_is_fired_begins_no_more_than_its_node_may(
     assert trace_id("N") in harness.core._traces
 
 
+def test_what_is_left_out_is_not_acknowledged_before_what_it_adds_to_is_durable() -> None:
+    harness = Harness(CoordinatorConfig(fired_per_s=1, fired_burst=1))
+    harness.cluster("n1")
+    harness.autosave = False
+    group = fired(harness, "n1", trace_id("T"))
+    harness.lose("n1")
+    harness.connect("n1")
+    harness.take_said()
+    # The same firing, which has one lateral more by now.
+    fired(harness, "n1", trace_id("T"), [trace_id("L")])
+    assert harness.core.counters.firings_left_out == 1
+    assert ("n1", TriggerAck(group)) not in harness.take_said()
+    harness.save()
+    assert ("n1", TriggerAck(group)) in harness.take_said()
+
+
 def test_what_is_refused_costs_the_store_next_to_nothing() -> None:
     harness = Harness(CoordinatorConfig(fired_per_s=1, fired_burst=1))
     harness.cluster("n1")

@@ -32,7 +32,16 @@ from formats.records import (
 )
 from formats.slices import PieceKind, Process, RunFlags
 from protocol.hashing import address_id
-from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags, TriggerFired
+from protocol.messages import (
+    Abandoned,
+    Drop,
+    Group,
+    Hello,
+    Release,
+    SliceAck,
+    SliceFlags,
+    TriggerFired,
+)
 from protocol.verdicts import VerdictKind
 from testbed.encoding import encode_piece, encode_process, encode_record
 from tests.unit.coordinator_harness import (
@@ -188,6 +197,33 @@ def test_a_call_that_timed_out_misses_nothing_where_a_node_has_answered() -> Non
     )
     harness.status("n2", T, 0, held=False)
     harness.wait(2 * S)
+    assert told(harness) == (VerdictKind.COHERENT, {(ReasonKind.UNANSWERED, "n1")})
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_node_that_is_away_may_have_got_a_call_since_it_answered(is_restarted: bool) -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    address = address_of(harness, "n2")
+    harness.fire("n1", T)
+    harness.status("n1", T, 0, [address_id(address)], open_handles=1)
+    harness.status("n2", T, 0, held=False)
+    harness.lose("n2")
+    harness.deliver(T, {"n1": timed_out(address)})
+    harness.wait(2 * S)
+    assert told(harness) == (VerdictKind.PARTIAL, {(ReasonKind.HOP_OUT_UNMET, "n1")})
+    assert is_waited_for(harness)
+    # The same address, as after a reboot.
+    session = harness.sessions["n2"] = 105
+    harness._names[session] = "n2"
+    hello = Hello("n2", 1 + is_restarted, (address,))
+    harness.core.on_node_connected(session, hello, "n2", harness.now_ns)
+    harness.fetch()
+    harness.wait(2 * S)
+    if is_restarted:  # it may have lost what it got
+        assert told(harness)[0] is VerdictKind.PARTIAL
+        harness.status("n2", T, 0, held=False)
+        harness.wait(2 * S)
     assert told(harness) == (VerdictKind.COHERENT, {(ReasonKind.UNANSWERED, "n1")})
 
 

@@ -34,8 +34,12 @@ _NEVER_CONNECTED = frozenset(
     }
 )
 
+# What other libraries have for other things, too: connect-python has a ConnectError for whatever
+# the server answers.
+_OF_SEVERAL = frozenset({"ConnectError", "ConnectTimeout", "ConnectionTimeoutError"})
+
 # Older SDKs leave the module out of the type, and who has a status alone does.
-_WITHOUT_MODULES = frozenset(kind.rpartition(".")[2] for kind in _NEVER_CONNECTED)
+_WITHOUT_MODULES = frozenset(kind.rpartition(".")[2] for kind in _NEVER_CONNECTED) - _OF_SEVERAL
 
 # requests has one exception for all that urllib3 says, and names that one last, after the URL, which
 # may be anything.
