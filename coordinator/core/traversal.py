@@ -99,6 +99,8 @@ class Traversal:
         if by_process:
             part.fired_under = node.incarnation
         self.join(trace, group, Owner(node.id, process))
+        # For the trace's other groups, too: it lets go of what it collected when this one is given up.
+        self._ask(trace, part)
         return True
 
     def abandon(self, group: Group, by: str) -> list[Trace]:

@@ -794,3 +794,17 @@ def test_a_node_that_fires_a_full_trace_has_seen_it() -> None:
     assert verdict is not None
     assert verdict.kind is VerdictKind.PARTIAL
     assert {reason.node for reason in verdict.reasons} == {"n2"}
+
+
+def test_who_fires_what_others_fired_before_is_asked_for_their_groups_too() -> None:
+    harness, trace = Harness(), trace_id("T")
+    harness.cluster("n1", "n2", "n3")
+    harness.fire("n1", trace)
+    second = harness.fire("n2", trace, "second")
+    harness.take_said()
+    # Of both groups, the second one is known by now.
+    harness.fire("n3", trace, "second")
+    assert harness.asked()["n3"] == [trace]
+    # So it answers, though it drops what it collected by itself.
+    harness.say("n2", Abandoned(second))
+    assert ("n3", Drop(second)) in harness.take_said()

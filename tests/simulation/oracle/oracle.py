@@ -244,7 +244,11 @@ class Oracle:
             members.setdefault(group, set()).update((group.primary, *put.fired.laterals))
 
         def is_whole(group: Group) -> bool:
-            return all(self._sim.kind(trace) == "coherent" for trace in members[group])
+            """Now, or when it was given up: what is said of one of them later takes no other away."""
+            whole_now = all(self._sim.kind(trace) == "coherent" for trace in members[group])
+            return whole_now or all(
+                self._was_coherent(trace, known_ns.get(group, 0)) for trace in members[group]
+            )
 
         for group in store.abandoned:
             for trace in members.get(group, {group.primary}):
@@ -260,6 +264,15 @@ class Oracle:
                         f"{group} was given up, as were all others of {trace.hex()}; it is called "
                         f"coherent, and none of them is whole"
                     )
+
+    def _was_coherent(self, trace: TraceId, at_ns: int) -> bool:
+        judged_ns = self._sim.world.judged_ns
+        kinds = [
+            verdict.kind
+            for verdict in self._sim.verdicts.get(trace, ())
+            if judged_ns[trace, verdict.version] <= at_ns
+        ]
+        return bool(kinds) and kinds[-1] is VerdictKind.COHERENT
 
     def check_dropped(self) -> None:
         """Every node is there and has heard all: of what was given up nobody holds anything."""
