@@ -23,6 +23,7 @@ class ServerCounters:
     streams: int = 0
     malformed: int = 0
     unsendable: int = 0  # messages of our own that break the protocol
+    not_heard: int = 0  # what was said of traces that the store cannot read
     no_hello: int = 0
     no_opening: int = 0
     no_question: int = 0

@@ -49,6 +49,12 @@ METRICS = (
         "server/unsendable",
     ),
     Metric(
+        "messages_not_heard_total",
+        "Messages of nodes about traces that the store cannot read, which they say again a minute"
+        " later.",
+        "server/not_heard",
+    ),
+    Metric(
         "tail_overflows_total",
         "Traces that `backsightctl tail` was not shown, since its reader was too slow.",
         "server/tail_overflowed",

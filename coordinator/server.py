@@ -150,6 +150,7 @@ class CoordinatorServer:
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._recovering: asyncio.Handle | None = None
+        self._said_unreadable = ""
         self._server = grpc.aio.server(
             options=listener.options(identified=settings.tls is not None)
         )
@@ -232,11 +233,18 @@ class CoordinatorServer:
         try:
             return self._closed.closed(trace)
         except sqlite3.Error as error:
-            self._log.error(
-                f"{self._settings.store_path}: cannot read a closed trace:"
-                f" {in_words(self._settings.store_path, error)}",
-                message_id=MessageId.STORE_FAILED,
-            )
+            path = self._settings.store_path
+            # Whoever speaks of it says that again and again.
+            why = in_words(path, error)
+            if why != self._said_unreadable:
+                self._said_unreadable = why
+                self._log.error(
+                    f"{path}: cannot read closed traces: {why}. What nodes say of these is not heard,"
+                    " and said again a minute later; it is counted, as server.not_heard in"
+                    " `backsightctl counters`",
+                    message_id=MessageId.STORE_FAILED,
+                    reason=why,
+                )
             raise UnreadableError from error
 
     @die_if_it_fails

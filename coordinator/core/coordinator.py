@@ -26,7 +26,7 @@ from typing import assert_never
 
 from coordinator.core.assembly import Assembly
 from coordinator.core.clock import PROBES_AT_CONNECT
-from coordinator.core.closed import NOTHING
+from coordinator.core.closed import NOTHING, UnreadableError
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.figures import (
     CoordinatorCounters,
@@ -543,11 +543,15 @@ class CoordinatorCore:
         if node is None:
             self.counters.chunks_unwelcome += 1
             return
-        trace = self._traces.get(chunk.trace)
-        outcome = self._lifecycle.outcome(chunk.trace) if trace is None else None
         if not self._assembly.credit.arrived(stream, len(chunk.data)):
             self.counters.chunks_over_credit += 1
             return
+        trace = self._traces.get(chunk.trace)
+        try:
+            outcome = self._lifecycle.outcome(chunk.trace) if trace is None else None
+        except UnreadableError:
+            self._assembly.ignore(stream, chunk)
+            raise
         end = chunk.offset + len(chunk.data)
         if trace is None:
             known = outcome.slice_of(node.id) if outcome is not None else NOTHING

@@ -36,11 +36,9 @@ from protocol.messages import (
 from protocol.sending import encoded
 from runtime.log import Log, MessageId, PeerLog
 
-# It says it again later: whoever is refused comes back.
-_UNREADABLE = (
-    "the coordinator cannot read what it has stored of a trace that this stream speaks of. Its log says"
-    " why; the node tries again"
-)
+# A node says again on its next stream what was not heard. Soon enough for a disk that failed for a
+# moment, and seldom enough that one bad page of the store does not keep its nodes away.
+_SAID_AGAIN_S = 60.0
 
 # Of nodes that are refused, and come again and again.
 _SAID_REFUSED_MAX = 256
@@ -203,19 +201,17 @@ class NodeStreams:
                 )
                 self._say_met(hello.node, peer, refused)
                 self._news.set()
-                self._take(session, messages[1:])
+                self._take(session, messages[1:], outgoing)
                 await self._keep_up(peer)
                 async for data in requests:
                     self._budget.delivered(peer)
-                    self._take(session, wire.decode_node_batch(data, self._zstd))
+                    self._take(session, wire.decode_node_batch(data, self._zstd), outgoing)
                     if not self.keeps_up.is_set():
                         await self._keep_up(peer)
             outgoing.end()
         except TimeoutError:
             self._counters.no_hello += 1
             self._refuse(outgoing, f"no Hello came within {streams.GREETING_TIMEOUT_S:g} s")
-        except UnreadableError:
-            self._refuse(outgoing, _UNREADABLE)
         except wire.WireError as error:
             self._counters.malformed += 1
             self._peer_log.warning(address_of(peer), f"{peer}: malformed message refused: {error}")
@@ -247,11 +243,21 @@ class NodeStreams:
         if len(self._said_refused) > _SAID_REFUSED_MAX:
             del self._said_refused[next(iter(self._said_refused))]
 
-    def _take(self, session: int, messages: Iterable[NodeMessage | Unknown]) -> None:
+    def _take(
+        self, session: int, messages: Iterable[NodeMessage | Unknown], outgoing: Outgoing
+    ) -> None:
         now_ns, realtime_ns = time.monotonic_ns(), time.time_ns()
         for message in messages:
-            self._core.on_node_message(session, message, now_ns, realtime_ns)
+            try:
+                self._core.on_node_message(session, message, now_ns, realtime_ns)
+            except UnreadableError:
+                self._not_heard(outgoing)
         self._changed()
+
+    def _not_heard(self, outgoing: Outgoing) -> None:
+        """Of a trace that the store cannot read. What else the stream says is heard."""
+        self._counters.not_heard += 1
+        outgoing.end_within(_SAID_AGAIN_S)
 
     @staticmethod
     def _refuse(outgoing: Outgoing, reason: str) -> None:
@@ -321,7 +327,10 @@ class NodeStreams:
                         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "opened twice")
                     now_ns = time.monotonic_ns()
                     for chunk in chunks:
-                        self._core.on_chunk(stream, chunk, now_ns)
+                        try:
+                            self._core.on_chunk(stream, chunk, now_ns)
+                        except UnreadableError:
+                            self._not_heard(outgoing)
                     self._changed()
                     if not self.keeps_up.is_set():
                         await self._keep_up(peer)
@@ -332,8 +341,6 @@ class NodeStreams:
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 f"nobody said within {streams.GREETING_TIMEOUT_S:g} s who sends",
             )
-        except UnreadableError:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, _UNREADABLE)
         except wire.WireError as error:
             self._counters.malformed += 1
             self._peer_log.warning(

@@ -41,6 +41,7 @@ class Outgoing:
         self._writing_since_s: float | None = None
         self._late = False
         self._watch: asyncio.TimerHandle | None = None
+        self._ending: asyncio.TimerHandle | None = None
 
     def put(self, item: bytes) -> None:
         """Queue a message. One too many drops them all, and ends the stream."""
@@ -56,6 +57,11 @@ class Outgoing:
         """Let the stream end after what is queued."""
         self._ended = True
         self._changed.set()
+
+    def end_within(self, after_s: float) -> None:
+        """Let the stream end then at the latest."""
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().call_later(after_s, self.end)
 
     def _drop(self) -> None:
         self._items.clear()
@@ -83,8 +89,9 @@ class Outgoing:
                 raise Unread from None
             raise
         finally:
-            if self._watch is not None:
-                self._watch.cancel()
+            for timer in (self._watch, self._ending):
+                if timer is not None:
+                    timer.cancel()
 
     async def _write(
         self,

@@ -248,7 +248,7 @@ def test_what_is_said_of_a_trace_is_not_heard_while_the_store_cannot_be_read() -
     close_others(harness, 2 * CLOSED_MAX)
     reads = harness.core._lifecycle.closed._stored
     before = bytes(harness.store.traces[T].slices["n1"].data)
-    memory = harness.core.memory_bytes
+    stored = harness.core.figures().undurable_bytes
 
     def fails(_: TraceId) -> StoredTrace | None:
         raise UnreadableError
@@ -263,7 +263,13 @@ def test_what_is_said_of_a_trace_is_not_heard_while_the_store_cannot_be_read() -
         with pytest.raises(UnreadableError):
             say()
         assert harness.core.take_writes() == []
-        assert harness.core.memory_bytes == memory
+        harness.fetch()
+        assert harness.core.figures().undurable_bytes == stored
+    # What is not heard takes no credit.
+    for _ in range(1000):
+        with pytest.raises(UnreadableError):
+            harness.send("n1", T, 0, bytes(8192), 7)
+        harness.fetch()
     harness.core._lifecycle.closed._stored = reads
     collect_what_is_left(harness)
     kept = harness.store.traces[T]

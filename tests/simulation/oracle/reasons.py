@@ -87,8 +87,9 @@ def untrue(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
         for _, node in said:
             yield from _untrue_abandoned(sim, trace, node)
         return
-    found = _findings(sim, trace, _answered(sim, trace, said, sure=False))
-    surely = _findings(sim, trace, _answered(sim, trace, said, sure=True))
+    judged_ns = sim.world.judged_ns[trace, verdict.version]
+    found = _findings(sim, trace, _answered(sim, trace, said, judged_ns, sure=False))
+    surely = _findings(sim, trace, _answered(sim, trace, said, judged_ns, sure=True))
     for kind, nodes in found.items():
         told = {node for said_kind, node in said if said_kind is kind}
         if kind is ReasonKind.PARENT_MISSING:
@@ -152,16 +153,35 @@ def _untrue_abandoned(sim: Simulator, trace: TraceId, node: str) -> Iterator[str
 
 
 def _answered(
-    sim: Simulator, trace: TraceId, said: set[tuple[ReasonKind, str]], *, sure: bool
+    sim: Simulator,
+    trace: TraceId,
+    said: set[tuple[ReasonKind, str]],
+    judged_ns: int,
+    *,
+    sure: bool,
 ) -> set[NodeId]:
-    """The addresses of the nodes that have answered; ``sure``: and have no more to say."""
+    """The addresses of the nodes that have answered, and may be there; ``sure``: for sure.
+
+    And have no more to say. One that was restarted, as the coordinator may have been, has to
+    answer once more.
+    """
+    world = sim.world
     unsure = {node for kind, node in said if kind in UNSURE} if sure else set()
-    return {
-        address_id(address)
+    here = {
+        node
         for node, stored in sim.coordinator.store.traces[trace].slices.items()
         if stored.status is not None and node not in unsure
-        for address in sim.nodes[node].addresses
     }
+    if sure:
+        began_again = any(world.began_ns > fired.time_ns for fired in world.by_trace.get(trace, ()))
+        here = {
+            node
+            for node in here
+            if not (began_again or world.was_away(node, judged_ns) or world.restarts_ns.get(node))
+        }
+    else:
+        here = {node for node in here if world.may_be_there(node, judged_ns)}
+    return {address_id(address) for node in here for address in sim.nodes[node].addresses}
 
 
 def _findings(sim: Simulator, trace: TraceId, answered: set[NodeId]) -> dict[ReasonKind, set[str]]:
