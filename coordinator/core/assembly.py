@@ -229,12 +229,12 @@ class Assembly:
         node = self._nodes.by_id.get(effect.node)
         part = trace.parts.get(effect.node) if trace is not None else None
         if trace is not None and part is not None and part.epoch == effect.epoch:
-            # While the trace was closed its node may have been told to let go of more than is here.
             is_full = part.received >= self._slice_bytes_max
-            end = effect.end if is_full else min(effect.end, part.received)
-            part.durable = max(part.durable, end)
+            # What came while the trace was closed, and nobody wanted, is wanted now.
+            again = effect.end > part.received and not is_full
+            part.durable = max(part.durable, part.received if again else effect.end)
             if node is not None and node.stream is not None:
-                self._ack(node.stream, trace, part)
+                self._ack(node.stream, trace, part, hurried=again, again=again)
         elif node is not None and node.stream is not None:
             hurried = self.credit.hurries(node.stream)
             self._outbox.ack(node.stream, effect.trace, effect.epoch, effect.end, hurried=hurried)

@@ -36,7 +36,8 @@ ASKED_TOO_MUCH = (5729, 7451, 8889)
 # (501307), what was given up was not called so (501257), what a node had said of a trace was forgotten
 # when that was closed early (510126), a trace that was whole when its node gave it up was called given
 # up when it was asked for it again (515218), a snapshot that was ordered twice stopped (520843), and a
-# node was told for ever to send again what it had been told to let go of (544754). A node that fired
+# node was told for ever to send again what it had been told to let go of (544754), or not told
+# at all (550546). A node that fired
 # a trace was not asked for the other groups of it, and dropped it with its own (547348, 547393).
 # Of the others the simulator asked too much: it forgot what a process had fired, looked in the moment
 # after something was given up, wanted of a trace that it goes with a group that was given up when it
@@ -67,6 +68,7 @@ FOUND = (
     547348,
     547393,
     548774,
+    550546,
 )
 
 # In these, nodes give up several groups of a trigger that has more of them.
