@@ -43,7 +43,8 @@ ASKED_TOO_MUCH = (5729, 7451, 8889)
 # after something was given up, wanted of a trace that it goes with a group that was given up when it
 # was closed already (504015, 510604, 519906, 540093), or whole (548774), that something is known for which the report
 # store had no room (517115, 519806, 520002), that nobody is waited for who is not known (541064,
-# 541232), or that what a report store had no room for the next one has not either (543512).
+# 541232), that what a report store had no room for the next one has not either (543512), or that a node
+# excuses calls while it is away (551859).
 FOUND = (
     500582,
     500870,
@@ -69,6 +70,7 @@ FOUND = (
     547393,
     548774,
     550546,
+    551859,
 )
 
 # In these, nodes give up several groups of a trigger that has more of them.

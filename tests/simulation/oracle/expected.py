@@ -139,6 +139,9 @@ def _of_nodes(
     )
     for name in sorted(asked):
         node, collected = sim.nodes[name], world.of(name, trace)
+        if name in called and world.may_be_late(name, sim.scheduler.now_ns):
+            # It excuses what it did not get only while it is there, and says so to who judges.
+            yield Fact(f"{name} may have got a call, and was away")
         if node.dead:
             died_first = node.died_ns is not None and node.died_ns < first_ns
             yield Fact(f"{name} is dead", died_first and name in written, NOT_THERE | ANY_LOSS)
