@@ -36,15 +36,15 @@ ASKED_TOO_MUCH = (5729, 7451, 8889)
 # (501307), what was given up was not called so (501257), what a node had said of a trace was forgotten
 # when that was closed early (510126), a trace that was whole when its node gave it up was called given
 # up when it was asked for it again (515218), a snapshot that was ordered twice stopped (520843), and a
-# node was told for ever to send again what it had been told to let go of (544754), or not told
-# at all (550546). A node that fired
-# a trace was not asked for the other groups of it, and dropped it with its own (547348, 547393).
+# node was told for ever to send again what it had been told to let go of (544754), or not told at all
+# (550546). A node that fired a trace was not asked for the other groups of it, and dropped it with its
+# own (547348, 547393).
 # Of the others the simulator asked too much: it forgot what a process had fired, looked in the moment
 # after something was given up, wanted of a trace that it goes with a group that was given up when it
-# was closed already (504015, 510604, 519906, 540093), or whole (548774), that something is known for which the report
-# store had no room (517115, 519806, 520002), that nobody is waited for who is not known (541064,
-# 541232), that what a report store had no room for the next one has not either (543512), or that a node
-# excuses calls while it is away (551859).
+# was closed already (504015, 510604, 519906, 540093), or whole (548774), that something is known for
+# which the report store had no room (517115, 519806, 520002), that nobody is waited for who is not
+# known (541064, 541232), that what a report store had no room for the next one has not either
+# (543512), or that a node excuses calls while it is away (551859).
 FOUND = (
     500582,
     500870,
