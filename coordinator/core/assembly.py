@@ -130,6 +130,8 @@ class Assembly:
         if part.is_whole:
             part.epoch_before = epoch
             return False
+        if not told and is_earlier(epoch, part.epoch):
+            return True  # late, of one that its node let go of before it spoke of this one
         if begins:
             part.epoch_before, part.epoch, part.status = part.epoch, epoch, None
             part.received = part.durable = 0

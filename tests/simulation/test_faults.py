@@ -44,7 +44,8 @@ ASKED_TOO_MUCH = (5729, 7451, 8889)
 # was closed already (504015, 510604, 519906, 540093), or whole (548774), that something is known for
 # which the report store had no room (517115, 519806, 520002), that nobody is waited for who is not
 # known (541064, 541232), that what a report store had no room for the next one has not either
-# (543512), or that a node excuses calls while it is away (551859).
+# (543512), that a node excuses calls while it is away (551859), or that a coordinator that begins anew
+# waits longer for who fired (555204).
 FOUND = (
     500582,
     500870,
@@ -71,6 +72,8 @@ FOUND = (
     548774,
     550546,
     551859,
+    555204,
+    555660,
 )
 
 # In these, nodes give up several groups of a trigger that has more of them.

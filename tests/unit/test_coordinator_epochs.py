@@ -407,3 +407,18 @@ def test_more_acks_than_fit_into_a_reply_go_in_several() -> None:
     harness.save()  # encodes each reply
     assert [ack.epoch for _, reply in harness.replied for ack in reply.acks] == list(epochs)
     assert len([reply for _, reply in harness.replied if reply.acks]) == 2
+
+
+def test_a_late_chunk_does_not_cost_the_slice_whose_status_overtook_it() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.status("n1", T, 8, epoch=2)
+    harness.send("n1", T, 0, b"late", 1)
+    harness.send("n1", T, 4, b"late", 1)
+    harness.replied.clear()
+    harness.send("n1", T, 0, b"abcd", 2)
+    harness.send("n1", T, 4, b"efgh", 2)
+    acks = [ack for _, reply in harness.replied for ack in reply.acks]
+    assert not any(ack.again for ack in acks), "it is sent again and again"
+    assert bytes(harness.store.traces[T].slices["n1"].data) == b"abcdefgh"

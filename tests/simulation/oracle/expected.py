@@ -66,6 +66,8 @@ OF_FLAG = {
 }
 
 
+LATE_ONLY = frozenset({ReasonKind.LATE})
+
 LATE_NS = 5 * S
 """What a request writes is told sooner, unless the node is in trouble."""
 
@@ -139,7 +141,7 @@ def _of_nodes(
     )
     for name in sorted(asked):
         node, collected = sim.nodes[name], world.of(name, trace)
-        if name in called and world.may_be_late(name, sim.scheduler.now_ns):
+        if name in called and (world.began_ns > first_ns or world.went(name, first_ns)):
             # It excuses what it did not get only while it is there, and says so to who judges.
             yield Fact(f"{name} may have got a call, and was away")
         if node.dead:
@@ -170,6 +172,14 @@ def _of_groups(sim: Simulator, trace: TraceId, fired: list[Fired]) -> Iterator[F
         why = f"{len(gone)} of its groups were given up, first by {sim.world.given_up[gone[0]][0]}"
         # Whether the right one was chosen is checked where it was.
         yield Fact(why, fits=frozenset({ReasonKind.ABANDONED}), settles=True)
+    world = sim.world
+    if all(
+        world.began_ns > f.time_ns
+        and world.came_ns(f.node, world.began_ns) > world.began_ns + sim.earliest_close_ns
+        for f in fired
+    ):
+        # Others spoke of it to the next coordinator, which waits for who fired as for anybody.
+        yield Fact("closed before who fired it came back", fits=LATE_ONLY, settles=True)
     if all(may_be_forgotten(sim, f) for f in fired):
         yield Fact("who fired it has forgotten that, or is gone")
 

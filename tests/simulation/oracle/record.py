@@ -7,6 +7,7 @@ model of the data plane that answers, and that is held to the C library.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -177,6 +178,15 @@ class World:
             if time_ns < at_ns:
                 there = comes
         return not there
+
+    def came_ns(self, node: str, after_ns: int) -> float:
+        """When it came for the first time after that; infinite: never."""
+        came = (at for at, comes in self.came_and_went.get(node, ()) if comes and at > after_ns)
+        return min(came, default=math.inf)
+
+    def went(self, node: str, after_ns: int) -> bool:
+        """Whether it was away after that."""
+        return not all(comes for at, comes in self.came_and_went.get(node, ()) if at >= after_ns)
 
     def may_be_there(self, node: str, at_ns: int) -> bool:
         """Whether the coordinator heard it then, or in a part of that moment."""
