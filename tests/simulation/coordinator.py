@@ -27,6 +27,7 @@ from protocol.messages import (
     SliceChunk,
     Snapshot,
     TraceId,
+    TriggerFired,
 )
 from protocol.versions import OURS, Versions
 from tests.simulation.network import EPOCH_NS, MS, Log, S, Scheduler
@@ -223,6 +224,8 @@ class SimCoordinator:
             else:
                 if isinstance(message, Abandoned):
                     self.world.heard_given_up(message.group)
+                elif isinstance(message, TriggerFired):
+                    self.world.heard_fired(message.group)
                 self.core.on_node_message(
                     stream.number, cast(NodeMessage, message), now_ns, self.real_ns()
                 )

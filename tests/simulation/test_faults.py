@@ -37,15 +37,15 @@ ASKED_TOO_MUCH = (5729, 7451, 8889)
 # when that was closed early (510126), a trace that was whole when its node gave it up was called given
 # up when it was asked for it again (515218), a snapshot that was ordered twice stopped (520843), and a
 # node was told for ever to send again what it had been told to let go of (544754), or not told at all
-# (550546). A node that fired a trace was not asked for the other groups of it, and dropped it with its
-# own (547348, 547393).
+# (550546), or refused for good (555660). A node that fired a trace was not asked for the other groups
+# of it, and dropped it with its own (547348, 547393).
 # Of the others the simulator asked too much: it forgot what a process had fired, looked in the moment
 # after something was given up, wanted of a trace that it goes with a group that was given up when it
 # was closed already (504015, 510604, 519906, 540093), or whole (548774), that something is known for
 # which the report store had no room (517115, 519806, 520002), that nobody is waited for who is not
 # known (541064, 541232), that what a report store had no room for the next one has not either
 # (543512), that a node excuses calls while it is away (551859), or that a coordinator that begins anew
-# waits longer for who fired (555204).
+# waits longer for who fired (555204), or that all who fire the same tell of it (553444).
 FOUND = (
     500582,
     500870,
@@ -72,8 +72,10 @@ FOUND = (
     548774,
     550546,
     551859,
+    553444,
     555204,
     555660,
+    556698,
 )
 
 # In these, nodes give up several groups of a trigger that has more of them.

@@ -8,11 +8,12 @@ too early or too late for it is a *race*: then either is right, if the reasons a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coordinator.core.verdict import ReasonKind
+from coordinator.core.verdict import ReasonKind, Verdict
 from protocol.messages import SliceFlags, TraceId
 from tests.simulation.network import S
 from tests.simulation.oracle.record import Fired, World
@@ -65,8 +66,6 @@ OF_FLAG = {
     SliceFlags.STORE_FULL: frozenset({ReasonKind.STORE_FULL}),
 }
 
-
-LATE_ONLY = frozenset({ReasonKind.LATE})
 
 LATE_NS = 5 * S
 """What a request writes is told sooner, unless the node is in trouble."""
@@ -141,9 +140,6 @@ def _of_nodes(
     )
     for name in sorted(asked):
         node, collected = sim.nodes[name], world.of(name, trace)
-        if name in called and (world.began_ns > first_ns or world.went(name, first_ns)):
-            # It excuses what it did not get only while it is there, and says so to who judges.
-            yield Fact(f"{name} may have got a call, and was away")
         if node.dead:
             died_first = node.died_ns is not None and node.died_ns < first_ns
             yield Fact(f"{name} is dead", died_first and name in written, NOT_THERE | ANY_LOSS)
@@ -172,16 +168,28 @@ def _of_groups(sim: Simulator, trace: TraceId, fired: list[Fired]) -> Iterator[F
         why = f"{len(gone)} of its groups were given up, first by {sim.world.given_up[gone[0]][0]}"
         # Whether the right one was chosen is checked where it was.
         yield Fact(why, fits=frozenset({ReasonKind.ABANDONED}), settles=True)
-    world = sim.world
-    if all(
-        world.began_ns > f.time_ns
-        and world.came_ns(f.node, world.began_ns) > world.began_ns + sim.earliest_close_ns
-        for f in fired
-    ):
-        # Others spoke of it to the next coordinator, which waits for who fired as for anybody.
-        yield Fact("closed before who fired it came back", fits=LATE_ONLY, settles=True)
     if all(may_be_forgotten(sim, f) for f in fired):
         yield Fact("who fired it has forgotten that, or is gone")
+
+
+def is_excused(sim: Simulator, trace: TraceId, verdict: Verdict) -> bool:
+    """Whether a trace may be less than coherent though nothing befell it that shows in it.
+
+    Two ways, so seldom that what is coherent nevertheless is judged. A node excuses calls that it
+    did not get while it is there, and has said so to who judges. And a coordinator that begins anew
+    may hear of a trace by others, and close it, before who fired it is back.
+    """
+    world, fired = sim.world, sim.world.by_trace[trace]
+    first_ns = min(f.time_ns for f in fired)
+    told = {reason.kind for reason in verdict.reasons} - {ReasonKind.UNANSWERED}
+    called = {there for request in sim.requests_of(trace) for _, there in request.refused}
+    if told == {ReasonKind.HOP_OUT_UNMET} and any(
+        world.began_ns > first_ns or world.went(name, first_ns) for name in called & set(sim.nodes)
+    ):
+        return True
+    closed_ns = sim.coordinator.store.traces[trace].first_closed_ns
+    heard_ns = [world.fired_known_ns.get(f.group, math.inf) for f in fired]
+    return ReasonKind.LATE in told and closed_ns is not None and closed_ns <= min(heard_ns)
 
 
 def may_be_forgotten(sim: Simulator, fired: Fired) -> bool:

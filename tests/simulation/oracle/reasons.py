@@ -341,11 +341,13 @@ def outdated(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
         match reason.kind:
             case ReasonKind.NO_TRIGGER:
                 fired = sim.world.by_trace[trace]
-                closed_ns = sim.coordinator.store.traces[trace].first_released_ns
+                closed_ns = sim.coordinator.store.traces[trace].first_closed_ns
                 judged_ns = sim.world.judged_ns[trace, verdict.version]
                 if closed_ns is not None and closed_ns < judged_ns:
                     continue  # it came up again, and has lost its triggers
-                if not all(may_be_forgotten(sim, f) for f in fired):
+                # Who was asked for it before he fired does not tell of that.
+                first = {f.group: f for f in sorted(fired, key=lambda f: -f.time_ns)}
+                if not all(may_be_forgotten(sim, f) for f in first.values()):
                     yield f"{words}: who fired it is there, and never forgot it"
             case ReasonKind.NO_ANSWER | ReasonKind.NOT_CONNECTED:
                 if node is not None and not node.dead and can_ask:

@@ -7,7 +7,6 @@ model of the data plane that answers, and that is held to the C library.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -93,6 +92,8 @@ class World:
     """When the first did."""
     given_up_known_ns: dict[Group, int] = field(default_factory=dict)
     """When the coordinator heard of it first, or did it."""
+    fired_known_ns: dict[Group, int] = field(default_factory=dict)
+    """When the coordinator that is there heard first that it was fired."""
 
     def fire(self, fired: Fired) -> None:
         self.fired.append(fired)
@@ -108,6 +109,10 @@ class World:
     def heard_given_up(self, group: Group) -> None:
         """The coordinator knows it now."""
         self.given_up_known_ns.setdefault(group, self.scheduler.now_ns)
+
+    def heard_fired(self, group: Group) -> None:
+        """The coordinator knows it now."""
+        self.fired_known_ns.setdefault(group, self.scheduler.now_ns)
 
     def groups_of(self, trace: TraceId) -> list[Group]:
         return list(dict.fromkeys(fired.group for fired in self.by_trace.get(trace, ())))
@@ -146,6 +151,7 @@ class World:
 
     def coordinator_began(self, nodes: Iterable[str]) -> None:
         self.began_ns = self.scheduler.now_ns
+        self.fired_known_ns.clear()
         self.known_nodes = frozenset(nodes)
 
     def is_known(self, node: str, at_ns: int) -> bool:
@@ -178,11 +184,6 @@ class World:
             if time_ns < at_ns:
                 there = comes
         return not there
-
-    def came_ns(self, node: str, after_ns: int) -> float:
-        """When it came for the first time after that; infinite: never."""
-        came = (at for at, comes in self.came_and_went.get(node, ()) if comes and at > after_ns)
-        return min(came, default=math.inf)
 
     def went(self, node: str, after_ns: int) -> bool:
         """Whether it was away after that."""
