@@ -23,7 +23,7 @@ import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from coordinator.counters import ServerCounters
@@ -71,10 +71,14 @@ _GLANCE_S = 0.1
 _LOOK_EVERY_S = 10.0
 _GROWN_BYTES = UNDELIVERED_BYTES_MAX
 
-# To ask gRPC for its calls costs as much as a glance. They take memory, an eighth of what is too
-# much at the least, unless there is some left of others before.
-_COUNT_CALLS_EVERY_S = 1.0
-_CALLS_GROWN_BYTES = UNDELIVERED_BYTES_MAX // 8
+# A crowd keeps the loop from a glance for so long. A full machine does so, too: if there was none,
+# nobody asks again before twice the time.
+_LATE_S = 1.0
+_ASK_AGAIN_S = 1.0
+_ASK_AGAIN_MAX_S = 64.0
+
+# By how many calls more or less that wait it may be somebody else's fault.
+_CALLS_CHANGED = _CALLS_WAITING_MAX // 2
 
 # Of the loop, in which a message that gRPC has whole comes to who waits for it.
 _TURNS = 3
@@ -131,25 +135,31 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class _Due:
-    """What is done at once when memory has grown by so much, and else now and then."""
+class _Asking:
+    """When to ask gRPC for its calls: never by time alone, since each question leaks memory.
 
-    every_s: float
-    grown_bytes: int
-    done_s: float = field(default_factory=time.monotonic)
-    bytes_then: int | None = None
+    Too many calls take memory, so they are asked for when it has grown. Those that find room which
+    others have left keep the loop busy.
+    """
+
+    glanced_s: float
+    asked_s: float
+    again_s: float = _ASK_AGAIN_S
+    bytes_least: int | None = None  # since the last question
 
     def is_due(self, now_s: float, bytes_now: int) -> bool:
-        """Whether it is to be done now."""
-        if self.bytes_then is None or bytes_now < self.bytes_then:
-            self.bytes_then = bytes_now
-        return (
-            now_s - self.done_s >= self.every_s or bytes_now - self.bytes_then >= self.grown_bytes
-        )
+        """Whether to ask now."""
+        is_late = now_s - self.glanced_s >= _LATE_S
+        self.glanced_s = now_s
+        if self.bytes_least is None or bytes_now < self.bytes_least:
+            self.bytes_least = bytes_now
+        has_grown = bytes_now - self.bytes_least >= _GROWN_BYTES
+        return has_grown or (is_late and now_s - self.asked_s >= self.again_s)
 
-    def done(self) -> None:
-        """It is done."""
-        self.done_s, self.bytes_then = time.monotonic(), resident_bytes()
+    def asked(self, now_s: float, *, has_ended: bool) -> None:
+        """It was asked. What that has leaked is there at the next glance, and has not grown since."""
+        self.asked_s, self.bytes_least = now_s, None
+        self.again_s = _ASK_AGAIN_S if has_ended else min(2 * self.again_s, _ASK_AGAIN_MAX_S)
 
 
 class Budget:
@@ -169,6 +179,8 @@ class Budget:
         self._unread: Counter[str] = Counter()  # calls of which nothing is read now, by peer
         self._delivered: Counter[str] = Counter()  # messages, by peer as gRPC writes it
         self._seen: dict[str, _Seen] = {}
+        # How many calls waited when gRPC was asked whose they are, and nobody had too many.
+        self._asked_in_vain = 0
 
     # ------------------------------------------------------------------ calls
 
@@ -231,30 +243,34 @@ class Budget:
 
         ``bytes_max``: for all messages that are not whole.
         """
-        looking = _Due(_LOOK_EVERY_S, _GROWN_BYTES)
-        counting = _Due(_COUNT_CALLS_EVERY_S, _CALLS_GROWN_BYTES)
+        looked_s = self._clock()
+        asking = _Asking(looked_s, looked_s)
         is_settled = True
         while True:
             await asyncio.sleep(_GLANCE_S)  # nothing tells
             # Where all files are taken by connections nothing can be opened, until gRPC has
             # closed those that are idle.
             with contextlib.suppress(OSError):
-                now_s, bytes_now = time.monotonic(), resident_bytes()
-                if counting.is_due(now_s, bytes_now):
-                    self.end_crowds(connections)
-                    counting.done()
-                if looking.is_due(now_s, bytes_now) or not is_settled:
+                now_s, bytes_now = self._clock(), resident_bytes()
+                is_due = asking.is_due(now_s, bytes_now)
+                if is_due:
+                    has_ended = False
+                    try:
+                        has_ended = self.end_crowds(connections)
+                    finally:
+                        asking.asked(now_s, has_ended=has_ended)
+                if is_due or now_s - looked_s >= _LOOK_EVERY_S or not is_settled:
                     # Messages that are whole already are taken first.
                     for _ in range(_TURNS):
                         await asyncio.sleep(0)
                     is_settled = self.look(connections, bytes_max())
-                    looking.done()
+                    looked_s = self._clock()
 
-    def end_crowds(self, connections: Callable[[], Iterable[Connection]]) -> None:
-        """End the connections with the most calls that wait, if too many wait."""
-        let_in = sum(calling.calls for calling in self._peers.values())
-        if channelz.calls() - let_in <= _CALLS_WAITING_MAX:
-            return
+    def end_crowds(self, connections: Callable[[], Iterable[Connection]]) -> bool:
+        """End the connections with the most calls that wait, if too many wait. Whether there are any."""
+        of_all = channelz.calls() - sum(calling.calls for calling in self._peers.values())
+        if of_all <= _CALLS_WAITING_MAX or abs(of_all - self._asked_in_vain) < _CALLS_CHANGED:
+            return False
         waiting = Counter(dict(channelz.calls_by_peer()))
         for peer, calling in self._peers.items():
             waiting[peer] -= calling.calls
@@ -266,6 +282,7 @@ class Budget:
                 break
             crowds[peer] = calls
             total -= calls
+        self._asked_in_vain = 0 if crowds else of_all
         for connection in connections() if crowds else ():
             if connection.peer in crowds:
                 self._counters.connections_ended_calls += 1
@@ -274,6 +291,7 @@ class Budget:
                     f"began {crowds[connection.peer]} calls at once; allowed are no more than"
                     f" {CALLS_OF_A_CONNECTION} on a connection",
                 )
+        return bool(crowds)
 
     def look(self, connections: Callable[[], Iterable[Connection]], bytes_max: int) -> bool:
         """End those of all connections that hold too much. False: look again soon."""

@@ -2,6 +2,10 @@
 """How many calls gRPC has taken, also such as it has not brought to us yet.
 
 It counts them for its service Channelz, which we do not offer; grpcio-channelz reads the same.
+
+Each question leaks its answer in Debian's grpcio 1.51, and nothing can be done about it from here:
+0.7 KiB for ``calls()``, and as much for each connection for ``calls_by_peer()``. (1.85 leaks nothing.)
+So nobody may ask by a timer.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -318,39 +319,130 @@ def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("grows_by", "is_counted"), [(0, False), (1 << 20, True)])
-def test_calls_are_counted_now_and_then_and_when_memory_grows(
-    looked: Looked, monkeypatch: pytest.MonkeyPatch, grows_by: int, is_counted: bool
+class Memory:
+    """Of a process whose budget is watched: glances, and when gRPC was asked for its calls."""
+
+    def __init__(self, looked: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 100 << 20
+        self.glances = 0
+        self.asked_s: list[float] = []
+        self.leaks_bytes = 0
+        self.calls = 0
+        self.glance_s = 0.1
+        self.each_glance: Callable[[], None] = lambda: None
+        self._looked = looked
+        monkeypatch.setattr(budget, "resident_bytes", self._resident)
+        monkeypatch.setattr(channelz, "calls", self._calls)
+        monkeypatch.setattr(budget, "_GLANCE_S", 0)
+
+    def _resident(self) -> int:
+        self.glances += 1
+        self.each_glance()
+        return self.bytes
+
+    def _calls(self) -> int:
+        self.asked_s.append(self._looked.now_s)
+        self.bytes += self.leaks_bytes
+        return self.calls
+
+    def watch(self, glances: int) -> None:
+        """As many, each that long after the one before."""
+
+        async def run() -> None:
+            here = self._looked
+            watching = asyncio.ensure_future(here.budget.watch(lambda: here.fakes, lambda: 1 << 30))
+            until = self.glances + glances
+            seen = self.glances
+            async with asyncio.timeout(60):
+                while self.glances < until:
+                    await asyncio.sleep(0)
+                    if self.glances > seen:
+                        seen = self.glances
+                        here.now_s += self.glance_s
+            watching.cancel()
+
+        asyncio.run(run())
+
+
+def test_while_nothing_grows_grpc_is_never_asked_for_its_calls(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    glances = counts = 0
+    """In Debian's version each question leaks."""
+    memory = Memory(looked, monkeypatch)
+    memory.watch(glances=10_000)
+    assert looked.now_s > 1000
+    assert not memory.asked_s
 
-    def resident() -> int:
-        nonlocal glances
-        glances += 1
-        return glances * grows_by
 
-    def calls() -> int:
-        nonlocal counts
-        counts += 1
-        return 0
+def test_when_memory_has_grown_grpc_is_asked_for_its_calls(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what a peer may have, from the least that it was."""
+    memory = Memory(looked, monkeypatch)
 
-    monkeypatch.setattr(budget, "resident_bytes", resident)
-    monkeypatch.setattr(channelz, "calls", calls)
-    monkeypatch.setattr(budget, "_GLANCE_S", 0)
-    monkeypatch.setattr(budget, "_COUNT_CALLS_EVERY_S", 0.2)
+    def grow() -> None:
+        memory.bytes += 1 << 20 if memory.glances != 5 else -(50 << 20)
 
-    async def until(is_over: Callable[[], bool]) -> None:
-        watching = asyncio.ensure_future(looked.budget.watch(list, lambda: 1 << 30))
-        async with asyncio.timeout(30):
-            while not is_over():  # noqa: ASYNC110 # nobody tells
-                await asyncio.sleep(0)
-        watching.cancel()
+    memory.each_glance = grow
+    memory.watch(glances=35)
+    # Eight glances after the least, and then again after the next.
+    assert len(memory.asked_s) == 3
 
-    asyncio.run(until(lambda: counts >= 3))
-    if is_counted:
-        assert counts > glances / 5  # done() is a glance, too
-    else:
-        assert counts < glances / 10
+
+def test_what_a_question_leaks_is_no_reason_for_another(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(looked, monkeypatch)
+    memory.leaks_bytes = 2 * UNDELIVERED_BYTES_MAX
+
+    def grow() -> None:
+        memory.bytes += UNDELIVERED_BYTES_MAX if memory.glances == 2 else 0
+
+    memory.each_glance = grow
+    memory.watch(glances=1000)
+    assert len(memory.asked_s) == 1
+
+
+def test_when_the_loop_was_kept_grpc_is_asked_for_its_calls_ever_later(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crowd in memory that is used again keeps it, but so does a full machine."""
+    memory = Memory(looked, monkeypatch)
+    memory.glance_s = 1.5
+    memory.watch(glances=200)
+    gaps = [after - before for before, after in itertools.pairwise(memory.asked_s)]
+    assert gaps == [3, 4.5, 9, 16.5, 33, 64.5, 64.5, 64.5]
+    # As soon as before when there was one.
+    memory.calls = 1000
+    monkeypatch.setattr(channelz, "calls_by_peer", lambda: [("ipv4:10.0.0.1:1", 1000)])
+    memory.asked_s.clear()
+    memory.watch(glances=60)
+    gaps = [after - before for before, after in itertools.pairwise(memory.asked_s)]
+    assert gaps
+    assert set(gaps) == {1.5}
+
+
+def test_whose_calls_wait_is_asked_once_if_nobody_has_too_many(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = {f"ipv4:10.0.0.{n}:1": 2 for n in range(250)}
+    asked = 0
+
+    def by_peer() -> Any:
+        nonlocal asked
+        asked += 1
+        return waiting.items()
+
+    monkeypatch.setattr(channelz, "calls", lambda: sum(waiting.values()))
+    monkeypatch.setattr(channelz, "calls_by_peer", by_peer)
+    for _ in range(10):
+        assert not looked.budget.end_crowds(lambda: looked.fakes)
+    assert asked == 1
+    evil = looked.add("ipv4:10.1.0.1:1")
+    waiting[evil.peer] = 300
+    assert looked.budget.end_crowds(lambda: looked.fakes)
+    assert asked == 2
+    assert evil.is_shut
 
 
 def test_connections_without_a_call_are_few_for_each_address(looked: Looked) -> None:
