@@ -181,6 +181,8 @@ class Budget:
         self._seen: dict[str, _Seen] = {}
         # How many calls waited when gRPC was asked whose they are, and nobody had too many.
         self._asked_in_vain = 0
+        # Connections that are ended: there until gRPC closes them, when it gets to it.
+        self._ended: set[str] = set()
 
     # ------------------------------------------------------------------ calls
 
@@ -271,10 +273,11 @@ class Budget:
         of_all = channelz.calls() - sum(calling.calls for calling in self._peers.values())
         if of_all <= _CALLS_WAITING_MAX or abs(of_all - self._asked_in_vain) < _CALLS_CHANGED:
             return False
-        waiting = Counter(dict(channelz.calls_by_peer()))
-        for peer, calling in self._peers.items():
-            waiting[peer] -= calling.calls
         # Not all that gRPC has: those of connections that are ended already go by themselves.
+        here = {connection.peer for connection in connections()} - self._ended
+        waiting = Counter({peer: n for peer, n in channelz.calls_by_peer() if peer in here})
+        for peer in here & self._peers.keys():
+            waiting[peer] -= self._peers[peer].calls
         total = waiting.total()
         crowds: dict[str, int] = {}
         for peer, calls in waiting.most_common():
@@ -302,8 +305,13 @@ class Budget:
             messages[unquote(peer)] += count
         seen: dict[str, _Seen] = {}
         lasting: dict[str, int] = {}
+        ended_before, still = frozenset(self._ended), set[str]()
         for connection in connections():
             peer = connection.peer
+            if peer in ended_before:
+                still.add(peer)
+                connection.shut()  # or one that comes from the same port would be let alone
+                continue
             try:
                 received = connection.bytes_received
             except OSError:
@@ -319,7 +327,6 @@ class Budget:
             if why is not None:
                 self._end_unfinished(connection, why)
                 continue
-            lasting[peer] = pending_before
             if calling is None and now_s - one.since_s >= IDLE_S:
                 address = address_of(peer)
                 idle[address] += 1
@@ -330,6 +337,9 @@ class Budget:
                         f"its address has more than {IDLE_CONNECTIONS_MAX} connections on which it calls"
                         " nothing",
                     )
+                    continue
+            lasting[peer] = pending_before
+        self._ended -= ended_before - still
         self._seen = seen
         here = seen.keys() | self._peers.keys()
         for peer in [peer for peer in self._delivered if unquote(peer) not in here]:
@@ -387,6 +397,7 @@ class Budget:
 
     def _end(self, connection: Connection, why: str) -> None:
         connection.shut()
+        self._ended.add(connection.peer)
         self._log.warning(
             address_of(connection.peer), f"{connection.peer}: its connection is ended: {why}"
         )

@@ -414,7 +414,14 @@ def test_when_the_loop_was_kept_grpc_is_asked_for_its_calls_ever_later(
     assert gaps == [3, 4.5, 9, 16.5, 33, 64.5, 64.5, 64.5]
     # As soon as before when there was one.
     memory.calls = 1000
-    monkeypatch.setattr(channelz, "calls_by_peer", lambda: [("ipv4:10.0.0.1:1", 1000)])
+    monkeypatch.setattr(
+        channelz, "calls_by_peer", lambda: [(one.peer, 1000) for one in looked.fakes]
+    )
+
+    def come() -> None:
+        looked.fakes[:] = [Fake(f"ipv4:10.0.0.1:{memory.glances}")]
+
+    memory.each_glance = come
     memory.asked_s.clear()
     memory.watch(glances=60)
     gaps = [after - before for before, after in itertools.pairwise(memory.asked_s)]
@@ -425,7 +432,7 @@ def test_when_the_loop_was_kept_grpc_is_asked_for_its_calls_ever_later(
 def test_whose_calls_wait_is_asked_once_if_nobody_has_too_many(
     looked: Looked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = {f"ipv4:10.0.0.{n}:1": 2 for n in range(250)}
+    waiting = {looked.add(f"ipv4:10.0.0.{n}:1").peer: 2 for n in range(250)}
     asked = 0
 
     def by_peer() -> Any:
@@ -460,6 +467,35 @@ def test_connections_without_a_call_are_few_for_each_address(looked: Looked) -> 
     assert looked.counters.connections_ended_idle == 4
 
 
+def test_a_connection_is_ended_once(looked: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there until gRPC closes it, with all its calls."""
+    crowd = looked.add("ipv4:10.0.0.1:1")
+    endless = looked.add("ipv4:10.0.0.2:1")
+    idle = [looked.add(f"ipv4:10.0.0.3:{port}") for port in range(IDLE_CONNECTIONS_MAX + 1)]
+    monkeypatch.setattr(channelz, "calls", lambda: 1000)
+    monkeypatch.setattr(channelz, "calls_by_peer", lambda: [(crowd.peer, 1000)])
+    looked.look()
+    looked.now_s += IDLE_S
+    for _ in range(5):
+        endless.bytes_received += UNDELIVERED_BYTES_MAX + 1
+        looked.budget.end_crowds(lambda: looked.fakes)
+        looked.look()
+        looked.fakes.reverse()
+    assert crowd.is_shut
+    assert endless.is_shut
+    assert sum(one.is_shut for one in idle) == 1
+    assert len(looked.said) == 3
+    assert looked.counters.connections_ended_calls == 1
+    assert looked.counters.connections_ended_unfinished == 1
+    assert looked.counters.connections_ended_idle == 1
+    # Another that comes from there later is no ended one.
+    looked.fakes.clear()
+    looked.look()
+    again = looked.add(crowd.peer)
+    looked.look()
+    assert not again.is_shut
+
+
 def test_what_is_known_of_connections_goes_with_them(looked: Looked) -> None:
     for port in range(50):
         one = looked.add(f"ipv4:10.0.0.1:{port}")
@@ -469,6 +505,7 @@ def test_what_is_known_of_connections_goes_with_them(looked: Looked) -> None:
         looked.fakes.clear()
     looked.look()
     assert not looked.budget._delivered
+    assert not looked.budget._ended
     assert not looked.budget._seen
     assert not looked.budget._calls
     assert not looked.budget._peers
