@@ -80,11 +80,12 @@ def connections(port: int) -> Iterator[TcpConnection]:
 
 
 def _in_words(connected: socket.socket) -> str:
-    host, port, *_ = connected.getpeername()
+    host, port, *of_ipv6 = connected.getpeername()
     mapped = host.removeprefix("::ffff:")
-    if connected.family == socket.AF_INET or mapped != host:
+    if not of_ipv6 or mapped != host:
         return f"ipv4:{mapped}:{port}"
-    return f"ipv6:[{host}]:{port}"
+    _, interface = of_ipv6  # by its number, of a link-local address only
+    return f"ipv6:[{host}%{interface}]:{port}" if interface else f"ipv6:[{host}]:{port}"
 
 
 def shut_all(port: int) -> None:

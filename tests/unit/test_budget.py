@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,8 @@ from tests.unit.test_server import Client
 NODE = Identity(Role.NODE, "n1", "spiffe://d/node/n1")
 OTHER = Identity(Role.NODE, "n2", "spiffe://d/node/n2")
 READER = Identity(Role.VIEWER, "ann", "spiffe://d/viewer/ann")
+
+_OF_THE_LINK = "fe80::1"
 
 
 @dataclass
@@ -705,30 +709,58 @@ def test_grpc_tells_how_many_calls_each_connection_has(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_peers_are_named_as_grpc_names_them(tmp_path: Path) -> None:
-    async def run() -> None:
-        peers: list[str] = []
+async def names_as_grpc(host: str, target: str) -> None:
+    """We name a peer as gRPC does, that comes from where a server listens."""
+    peers: list[str] = []
 
-        async def answer(_: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-            peers.append(context.peer())
-            return b""
+    async def answer(_: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        peers.append(context.peer())
+        return b""
 
-        for host in ("127.0.0.1", "[::]", "[::1]"):
-            listening = grpc.aio.server()
-            handlers = {"y": grpc.unary_unary_rpc_method_handler(answer)}
-            listening.add_generic_rpc_handlers(
-                (grpc.method_handlers_generic_handler("x", handlers),)
-            )
-            port = listener.add_port(listening, f"{host}:0", None)
-            await listening.start()
-            for target in {"[::]": ("127.0.0.1", "[::1]")}.get(host, (host,)):
-                async with grpc.aio.insecure_channel(f"{target}:{port}") as channel:
-                    await channel.unary_unary("/x/y", None, None)(b"")
-                    assert unquote(peers[-1]) in {one.peer for one in connections(port)}
-                    assert unquote(peers[-1]) in dict(channelz.calls_by_peer())
-            await listening.stop(None)
+    listening = grpc.aio.server()
+    handlers = {"y": grpc.unary_unary_rpc_method_handler(answer)}
+    listening.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("x", handlers),))
+    port = listener.add_port(listening, f"{host}:0", None)
+    await listening.start()
+    try:
+        async with grpc.aio.insecure_channel(f"{target}:{port}") as channel:
+            await channel.unary_unary("/x/y", None, None)(b"", timeout=30)
+            (peer,) = map(unquote, peers)
+            assert peer in {one.peer for one in connections(port)}
+            assert peer in dict(channelz.calls_by_peer())
+    finally:
+        await listening.stop(None)
 
-    asyncio.run(run())
+
+@pytest.mark.parametrize(
+    ("host", "target"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("[::]", "127.0.0.1"),
+        ("[::]", "[::1]"),
+        ("[::1]", "[::1]"),
+    ],
+)
+def test_peers_are_named_as_grpc_names_them(host: str, target: str) -> None:
+    asyncio.run(names_as_grpc(host, target))
+
+
+@pytest.mark.root
+def test_a_peer_of_the_same_link_is_named_as_grpc_names_it() -> None:
+    """In a network of its own, where the loopback interface has such an address."""
+    # Not as a name, for which gRPC would ask servers that are not there.
+    target = f"ipv6:[{_OF_THE_LINK}%25lo]"
+    do = f"asyncio.run(names_as_grpc('[::]', '{target}'))"
+    subprocess.run(
+        [
+            *("unshare", "--net", "--", "sh", "-ec"),
+            f'ip link set lo up; ip address add {_OF_THE_LINK}/64 dev lo; exec "$@"',
+            *("-", sys.executable, "-c"),
+            f"import asyncio; from {__name__} import names_as_grpc; {do}",
+        ],
+        check=True,
+        timeout=60,
+    )
 
 
 class Clock:
@@ -780,6 +812,7 @@ def test_who_says_much_hides_nobody_else(one: str, another: str, are_one: bool) 
         ("ipv4:203.0.113.7:50051", "203.0.113.7"),
         ("ipv6:%5B2001:db8::7%5D:50051", "2001:db8::7"),
         ("ipv6:[2001:db8::7]:50051", "2001:db8::7"),
+        ("ipv6:%5Bfe80::7%253%5D:50051", "fe80::7%3"),
         (f"unix-abstract:{local_name(1000, '0af3')}", "uid 1000"),
         ("unix:", "unix:"),
     ],
