@@ -6,8 +6,8 @@ in, and compares that with grpc.max_receive_message_length when all is there. No
 what it has, or bound the connections. So they are looked at from outside: what the kernel has
 received on a connection, and what of it came out as messages. While a connection has one call,
 as with TLS and at the Unix socket, all that came since its last message is one that is not whole.
-With several that counts for all of them together, and a message that one of them got says nothing
-of the others.
+With several it is what is left when the messages of all are taken off, so a message that one of
+them got says nothing of what the others have.
 
 All of these together have a bound too. Beyond it who has the most gives way: an identity, or an
 address where nobody is asked who it is. So whoever sends little, or slowly, loses nothing by others.
@@ -56,6 +56,11 @@ UNFINISHED_S = streams.UNREAD_TIMEOUT_S
 _PINGS_BYTES_S = 16
 _BESIDE_BYTES = 64 << 10
 
+# What comes with a message: its head and its frame's, and that there is room for another answer. Of
+# a long one a head for each frame of 16 KiB. Who saves some of it hides no more than that.
+_WITH_A_MESSAGE_BYTES = 5 + 9 + 13
+_WITH_ITS_BYTES_SHIFT = 10
+
 # Connections of an address on which nobody calls, though they are there for so long: all nodes
 # may come at once from behind one, when a coordinator begins.
 IDLE_CONNECTIONS_MAX = 128
@@ -97,14 +102,17 @@ class _Seen:
     """Of a connection, as it was looked at.
 
     ``since_s``: when it was seen first. ``delivered``: messages until then. At ``begun_s`` none
-    was under way, and the kernel had received ``received`` bytes. ``pending``: what came since
-    then, without pings, at the last look; since ``much_since_s`` it is more than comes beside messages.
+    was under way, and the kernel had received ``received`` bytes, or as much of them as was no more
+    under way at the last look, when ``whole`` bytes had come in messages of one of several calls.
+    ``pending``: what came since then, without pings, at the last look; since ``much_since_s`` it is
+    more than comes beside messages.
     """
 
     since_s: float
     begun_s: float
     received: int = 0
     delivered: int = 0
+    whole: int = 0
     pending: int = 0
     much_since_s: float | None = None
 
@@ -113,8 +121,13 @@ class _Seen:
         self.begun_s, self.received, self.delivered = now_s, received, delivered
         self.pending, self.much_since_s = 0, None
 
-    def look(self, now_s: float, received: int) -> None:
-        """So much came until now."""
+    def look(self, now_s: float, received: int, whole: int) -> None:
+        """So much came until now, ``whole`` of it in messages of one of several calls."""
+        came_whole = whole - self.whole
+        # What they may have had with them, and had not, is not kept for later.
+        self.received, self.whole = min(received, self.received + came_whole), whole
+        if came_whole > self.pending:
+            self.much_since_s = None  # it may be none of what was under way
         pings = int(_PINGS_BYTES_S * (now_s - self.begun_s))
         self.pending = max(0, received - self.received - pings)
         if self.pending <= _BESIDE_BYTES:
@@ -178,6 +191,7 @@ class Budget:
         self._peers: dict[str, _Calling] = {}  # that call something now
         self._unread: Counter[str] = Counter()  # calls of which nothing is read now, by peer
         self._delivered: Counter[str] = Counter()  # messages, by peer as gRPC writes it
+        self._whole: Counter[str] = Counter()  # bytes of those that came to one of several calls
         self._seen: dict[str, _Seen] = {}
         # How many calls waited when gRPC was asked whose they are, and nobody had too many.
         self._asked_in_vain = 0
@@ -203,7 +217,7 @@ class Budget:
             self._calls[identity] += 1
         calling = self._peers.get(name)
         if calling is None:
-            self.delivered(peer)  # what came before is of no call
+            self._delivered[peer] += 1  # what came before is of no call
             calling = self._peers[name] = _Calling(0, identity)
         calling.calls += 1
         try:
@@ -212,7 +226,7 @@ class Budget:
             calling.calls -= 1
             if not calling.calls:
                 del self._peers[name]
-                self.delivered(peer)  # gRPC drops what else came
+                self._delivered[peer] += 1  # gRPC drops what else came
             if identity is not None:
                 self._calls[identity] -= 1
                 if not self._calls[identity]:
@@ -230,11 +244,14 @@ class Budget:
             if not self._unread[peer]:
                 del self._unread[peer]
 
-    def delivered(self, peer: str) -> None:
+    def delivered(self, peer: str, size: int) -> None:
         """A message of that peer came out of gRPC whole."""
-        calling = self._peers.get(unquote(peer))
+        name = unquote(peer)
+        calling = self._peers.get(name)
         if calling is None or calling.calls == 1:
             self._delivered[peer] += 1
+        else:
+            self._whole[name] += size + (size >> _WITH_ITS_BYTES_SHIFT) + _WITH_A_MESSAGE_BYTES
 
     # ------------------------------------------------------------ connections
 
@@ -322,7 +339,7 @@ class Budget:
             if messages[peer] != one.delivered or is_unread:
                 one.begin(now_s, received, messages[peer])
             pending_before = one.pending
-            one.look(now_s, received)
+            one.look(now_s, received, self._whole[peer])
             why = one.why_not(now_s, received)
             if why is not None:
                 self._end_unfinished(connection, why)
@@ -338,12 +355,14 @@ class Budget:
                         " nothing",
                     )
                     continue
-            lasting[peer] = pending_before
+            lasting[peer] = min(pending_before, one.pending)
         self._ended -= ended_before - still
         self._seen = seen
         here = seen.keys() | self._peers.keys()
         for peer in [peer for peer in self._delivered if unquote(peer) not in here]:
             del self._delivered[peer]
+        for peer in self._whole.keys() - here:
+            del self._whole[peer]
         bytes_max = max(bytes_max, _OF_AN_IDENTITY_BYTES_MAX)
         too_large = self._too_large(lasting, bytes_max)
         if too_large:

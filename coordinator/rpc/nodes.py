@@ -178,7 +178,7 @@ class NodeStreams:
         try:
             first = await streams.first(requests)
             if first is not None:
-                self._budget.delivered(peer)
+                self._budget.delivered(peer, len(first))
                 messages = wire.decode_node_batch(first, self._zstd)
                 hello = messages[0] if messages else None
                 if not isinstance(hello, Hello):
@@ -204,7 +204,7 @@ class NodeStreams:
                 self._take(session, messages[1:], outgoing)
                 await self._keep_up(peer)
                 async for data in requests:
-                    self._budget.delivered(peer)
+                    self._budget.delivered(peer, len(data))
                     self._take(session, wire.decode_node_batch(data, self._zstd), outgoing)
                     if not self.keeps_up.is_set():
                         await self._keep_up(peer)
@@ -298,7 +298,7 @@ class NodeStreams:
         try:
             first = await streams.first(requests)
             if first is not None:
-                self._budget.delivered(peer)
+                self._budget.delivered(peer, len(first))
                 opening = wire.decode_slices_message(first, self._zstd)
                 if not isinstance(opening, wire.Opening):
                     self._counters.no_opening += 1
@@ -321,7 +321,7 @@ class NodeStreams:
                 )
                 self._changed()
                 async for data in requests:
-                    self._budget.delivered(peer)
+                    self._budget.delivered(peer, len(data))
                     chunks = wire.decode_slices_message(data, self._zstd)
                     if isinstance(chunks, wire.Opening):
                         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "opened twice")

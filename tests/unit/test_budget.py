@@ -106,7 +106,7 @@ def test_who_sends_much_in_whole_messages_goes_on(looked: Looked) -> None:
     with looked.budget.call(one.peer, NODE):
         for _ in range(100):
             one.bytes_received += UNDELIVERED_BYTES_MAX
-            looked.budget.delivered(one.peer)
+            looked.budget.delivered(one.peer, UNDELIVERED_BYTES_MAX)
             looked.look()
     for _ in range(100):  # a call after the other, on the same connection
         with looked.budget.call(one.peer, NODE):
@@ -130,7 +130,7 @@ def test_who_sends_a_part_of_a_message_and_not_the_rest_is_ended(looked: Looked)
         for _ in range(8):
             slow.bytes_received += 100_000
             fast.bytes_received += 100_000
-            looked.budget.delivered(fast.peer)
+            looked.budget.delivered(fast.peer, 100_000)
             assert not slow.is_shut
             looked.look()
             looked.now_s += UNFINISHED_S / 6
@@ -189,17 +189,53 @@ def test_who_only_reads_goes_on(looked: Looked) -> None:
     assert not one.is_shut
 
 
-def test_one_of_several_calls_of_a_connection_does_not_hide_the_others(looked: Looked) -> None:
+@pytest.mark.parametrize("size", [0, 1 << 20])
+def test_one_of_several_calls_of_a_connection_does_not_hide_the_others(
+    looked: Looked, size: int
+) -> None:
     """In clear text there may be so many."""
     one = looked.add("ipv4:10.0.0.1:1")
     with looked.budget.call(one.peer, None):
         looked.look()
         for _ in range(3):
-            one.bytes_received += UNDELIVERED_BYTES_MAX // 2
+            one.bytes_received += UNDELIVERED_BYTES_MAX // 2 + size
             with looked.budget.call(one.peer, None):
-                looked.budget.delivered(one.peer)
+                looked.budget.delivered(one.peer, size)
             looked.look()
     assert one.is_shut
+
+
+def test_what_messages_might_have_had_with_them_hides_nothing_later(looked: Looked) -> None:
+    one = looked.add("ipv4:10.0.0.1:1")
+    with looked.budget.call(one.peer, None), looked.budget.call(one.peer, None):
+        for _ in range(1000):  # packed as no honest one does
+            looked.budget.delivered(one.peer, 1 << 20)
+            one.bytes_received += 1 << 20
+            looked.look()
+        one.bytes_received += UNDELIVERED_BYTES_MAX + 1
+        looked.look()
+    assert one.is_shut
+
+
+@pytest.mark.parametrize(("size", "each_look"), [(20, 5000), (1 << 20, 20)])
+def test_who_sends_whole_messages_on_several_calls_goes_on(
+    looked: Looked, size: int, each_look: int
+) -> None:
+    """Such as a node without TLS, with a message under way whenever it is looked at."""
+    one = looked.add("ipv4:10.0.0.1:1")
+    looked.bytes_max = 0
+    with looked.budget.call(one.peer, None), looked.budget.call(one.peer, None):
+        looked.look()
+        for _ in range(100):
+            for _ in range(each_look):
+                looked.budget.delivered(one.peer, size)
+            one.bytes_received += each_look * (size + 5 + 9 * (1 + (size >> 14)) + 10)
+            under_way = size * 3 // 4
+            one.bytes_received += under_way
+            looked.look()
+            one.bytes_received -= under_way  # it is one of the next ones
+            looked.now_s += 10
+    assert not one.is_shut
 
 
 def test_of_an_identity_the_largest_unfinished_messages_are_ended(looked: Looked) -> None:
@@ -510,6 +546,7 @@ def test_what_is_known_of_connections_goes_with_them(looked: Looked) -> None:
     looked.look()
     assert not looked.budget._delivered
     assert not looked.budget._ended
+    assert not looked.budget._whole
     assert not looked.budget._seen
     assert not looked.budget._calls
     assert not looked.budget._peers
