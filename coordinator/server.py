@@ -390,13 +390,24 @@ class CoordinatorServer:
         warning = warning_of_strangers(settings)
         if warning is not None and warning != warning_of_strangers(self._settings):
             self._log.warning(warning)
-        self._settings = settings
+        before, self._settings = self._settings, settings
+        self._end_strangers(before)
         if self._door is not None:
             self._door.reconfigure(settings.access)
         self._store.retention.limits = store_limits(settings.store)
         self._core.reconfigure(core_config(settings, self._priority_seed))
         self._core.set_policy(policy(settings.policy))
         self._changed()
+
+    def _end_strangers(self, before: Settings) -> None:
+        """What they opened as somebody else must not go on; nodes come again."""
+        strangers_are = self._settings.access.anonymous
+        if self._guard.files is None and strangers_are != before.access.anonymous:
+            self._log.info(
+                f"access.anonymous: whoever comes without a name is {strangers_are} now, so all"
+                " connections over the network begin anew"
+            )
+            shut_all(self._port)
 
     async def run(self) -> None:
         """Look at connections and the loop, and take certificates up when they change; the rest is callbacks."""

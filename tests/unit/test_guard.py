@@ -636,3 +636,23 @@ def test_a_reload_that_lets_strangers_do_more_is_warned_of(tmp_path: Path) -> No
             assert WITHOUT_TLS["operator"] in warning
 
     asyncio.run(run())
+
+
+def test_what_strangers_may_ends_no_connection_of_who_has_a_name(world: World) -> None:
+    viewer = world.issued("viewer/v")
+
+    async def run() -> None:
+        async with world.serving() as here, world.channel(viewer) as channel:
+            path = "/backsight.v1.Coordinator/TailTraces"
+            tail = channel.unary_stream(path, None, None)(b"")
+            await tail.initial_metadata()
+            here.reconfigure(
+                replace(here._settings, access=replace(here._settings.access, anonymous="viewer"))
+            )
+            async with world.channel(viewer) as other:
+                assert await said_to(other, "ListNodes", b"") == (grpc.StatusCode.OK, "")
+            assert not tail.done()
+            assert not any("begin anew" in text for text in world.said)
+            tail.cancel()
+
+    asyncio.run(run())

@@ -658,6 +658,32 @@ def test_who_follows_is_told_of_each_trace_that_was_judged(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("less", ["nobody", "viewer"])
+def test_what_strangers_opened_ends_when_they_may_something_else(tmp_path: Path, less: str) -> None:
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            here = client.server
+            tail = client.ask("TailTraces", pb.ListTracesRequest())
+            await tail.initial_metadata()
+            here.reconfigure(replace(here._settings, linger_s=7))
+            again = client.ask("TailTraces", pb.ListTracesRequest())
+            await again.initial_metadata()
+            assert not tail.done()
+            access = replace(here._settings.access, anonymous=less)
+            here.reconfigure(replace(here._settings, access=access))
+            for call in (tail, again):
+                async with asyncio.timeout(20):
+                    assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            await client.logged(f"whoever comes without a name is {less} now")
+            # Who may comes again.
+            node = client.call("Control")
+            await node.write(wire.encode_node_batch([Hello("n", 1)]))
+            await client.logged("node n connected")
+            node.cancel()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("name", ["since_ns", "until_ns"])
 @pytest.mark.parametrize("method", ["ListTraces", "TailTraces"])
 def test_a_time_that_no_trace_can_have_is_refused_with_what_is_allowed(
