@@ -14,12 +14,14 @@ import os
 import pwd
 import socket
 import ssl
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.log import Log, MessageId
+from runtime.memfd import memfd
 from runtime.settings.tls import TlsFiles
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Credentials:
     certificate: bytes
     key: bytes
     facts: Certificate
+    context: ssl.SSLContext = field(compare=False)
+    """The same for OpenSSL, which took it."""
 
 
 def load(files: TlsFiles, section: str, usage: Usage, now: datetime | None = None) -> Credentials:
@@ -115,7 +119,51 @@ def load(files: TlsFiles, section: str, usage: Usage, now: datetime | None = Non
             f"{section}.certificate: {files.certificate}: it is not meant for {usage.value}; get one with"
             f" the extended key usage {usage.name.lower()}Auth"
         )
-    return Credentials(ca, certificate, key, facts)
+    context = _context(files, section, usage, ca, certificate, key)
+    return Credentials(ca, certificate, key, facts, context)
+
+
+def _context(
+    files: TlsFiles, section: str, usage: Usage, ca: bytes, certificate: bytes, key: bytes
+) -> ssl.SSLContext:
+    """What they are for OpenSSL. It refuses what is too weak, and gRPC, which does the same, says nothing then."""
+    server = usage is Usage.SERVER
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        # It reads files only, and those on disk may be others by now.
+        with _as_file(certificate) as shown, _as_file(key) as private, _as_file(ca) as trusted:
+            try:
+                context.load_cert_chain(shown, private)
+            except ssl.SSLError as error:
+                raise TlsError(
+                    f"{section}.certificate: {files.certificate}: OpenSSL refuses to show it, or what stands"
+                    f" behind it: {_reason(error)}; allowed: keys of RSA with 2048 bits or more, or of an"
+                    " elliptic curve, and signatures by SHA-256 or better; get such a certificate, with"
+                    " its key"
+                ) from error
+            try:
+                context.load_verify_locations(trusted)
+            except ssl.SSLError as error:
+                raise TlsError(
+                    f"{section}.ca: {files.ca}: OpenSSL refuses it: {_reason(error)}; allowed: certificates"
+                    " of CAs, as PEM; get those of the CA that is in use"
+                ) from error
+    except TlsError:
+        raise
+    except OSError as error:
+        raise TlsError(f"{section}: its files cannot be tried: {error.strerror}") from error
+    return context
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    with os.fdopen(memfd("tls"), "wb", buffering=0) as file:
+        file.write(data)
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).replace("_", " ").lower()
 
 
 def _in_words(moment: datetime) -> str:
@@ -282,7 +330,7 @@ class ServerContext:
     def __init__(self, files: TlsFiles, section: str, log: Log) -> None:
         self._files = Rotating(files, section, Usage.SERVER, log)
         self._files.take_up()
-        self._context, self._shown = self._made(), self._files.current
+        self._context = self._made()
 
     def current(self) -> ssl.SSLContext:
         """For the next connection."""
@@ -291,24 +339,19 @@ class ServerContext:
     @property
     def expires_at_s(self) -> float:
         """When the certificate that is shown is over, in seconds since 1970."""
-        assert self._shown is not None
-        return self._shown.facts.expires_at.timestamp()
+        return self._files.expires_at_s
 
     def look(self, files: TlsFiles) -> None:
         """Take these files up if they are others, or were changed."""
         self._files.turn_to(files)
-        self._files.look()
-        if self._files.current is not self._shown:
-            # Replaced while they are read once more: they are looked at again.
-            with contextlib.suppress(OSError):
-                self._context, self._shown = self._made(), self._files.current
+        if self._files.look():
+            self._context = self._made()
 
     def _made(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        assert self._files.current is not None
+        context = self._files.current.context
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        files = self._files.files
-        context.load_cert_chain(files.certificate, files.key)
         return context
 
 

@@ -38,6 +38,7 @@ from testbed.ports import free_port
 from testbed.topology import await_ready
 from tests.unit.logs import SILENT, logs_to
 from tests.unit.reading_here import ReadingHere
+from tests.unit.test_tls import weaken
 from tests.unit.test_uplink import Node
 
 REQUESTS = {
@@ -433,6 +434,29 @@ def test_a_new_certificate_is_shown_to_who_comes_and_nobody_is_disturbed(world: 
             await call.write(b"\xff")
             (refused,) = wire.decode_coordinator_batch(await call.read())
             assert isinstance(refused, Refused)
+
+    asyncio.run(run())
+
+
+def test_a_certificate_that_cannot_be_shown_is_said_and_the_old_one_shown(world: World) -> None:
+    node = world.issued("node/n1")
+
+    async def run() -> None:
+        async with world.serving() as here:
+            before = await asyncio.to_thread(served_certificate, world.endpoint, node)
+            expires = here.status()["certificate_expires_s"]["listen"]
+            weaken(world.coordinator)
+            for _ in range(3):
+                here._guard.look()
+            assert await asyncio.to_thread(served_certificate, world.endpoint, node) == before
+            assert here.status()["certificate_expires_s"]["listen"] == expires
+            (said,) = (text for text in world.said if "tls.crt" in text)
+            assert "OpenSSL refuses to show it" in said
+            with pytest.raises(ConfigError, match="OpenSSL refuses to show it"):
+                here.reconfigure(here._settings)
+        with pytest.raises(TlsError, match="OpenSSL refuses to show it"):
+            async with world.serving():
+                pass
 
     asyncio.run(run())
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +13,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
 
-from ctl.pki import Authority
+from ctl.pki import _ENCODING, Authority, _pem
+from runtime import tls
 from runtime.settings.tls import TlsFiles
 from runtime.tls import Rotating, TlsError, Usage, load
 from tests.unit.logs import SILENT, logs_to
@@ -44,6 +50,27 @@ def encrypt(directory: Path) -> None:
     (directory / "locked").rename(directory / "tls.key")
 
 
+def weaken(directory: Path) -> None:
+    """The same, with a key that OpenSSL does not take by default."""
+    ca, own = Authority(directory.parent), directory / "tls.crt"
+    before = x509.load_pem_x509_certificate(own.read_bytes())
+    key = rsa.generate_private_key(65537, 1024)
+    builder = (
+        x509.CertificateBuilder()
+        .issuer_name(before.issuer)
+        .subject_name(before.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - DAY)
+        .not_valid_after(datetime.now(UTC) + 8 * DAY)
+    )
+    for extension in before.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    signed = builder.sign(ca._key, hashes.SHA256())
+    own.write_bytes(signed.public_bytes(_ENCODING))
+    (directory / "tls.key").write_bytes(_pem(key))  # type: ignore[arg-type] # as of a curve
+
+
 @pytest.mark.parametrize(
     ("break_it", "problem"),
     [
@@ -59,6 +86,10 @@ def encrypt(directory: Path) -> None:
                 "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
             ),
             "tls.certificate: {d}/tls.crt: ",
+        ),
+        (
+            weaken,
+            "tls.certificate: {d}/tls.crt: OpenSSL refuses to show it, or what stands behind it: ee",
         ),
     ],
 )
@@ -87,6 +118,20 @@ def test_a_ca_that_is_over_is_refused(tmp_path: Path) -> None:
     made = authority.issue("node/n1", is_server=False, now=past)
     with pytest.raises(TlsError, match=r"tls\.ca: .*: all that is in it is over, the last since"):
         load(TlsFiles.of_directory(made.directory), "tls", Usage.CLIENT)
+
+
+def test_a_daemon_without_room_for_a_file_tries_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    files = Rotating(TlsFiles.of_directory(directory), "tls", Usage.CLIENT, SILENT)
+    with monkeypatch.context() as patched:
+        patched.setattr(tls, "memfd", full)
+        assert not files.look()
+        assert files.problem == "tls: its files cannot be tried: Too many open files"
+    assert files.look()
 
 
 def test_a_nodes_certificate_is_none_for_a_coordinator(directory: Path) -> None:
@@ -163,6 +208,27 @@ def test_what_stays_wrong_is_said_once_and_the_old_one_kept(
     assert files.current is first
     (directory / "tls.crt").write_bytes(whole)
     assert not files.look()  # the same as before
+    assert files.problem is None
+
+
+@pytest.mark.parametrize("usage", Usage)
+def test_a_renewal_that_openssl_refuses_is_said_and_not_taken_up(
+    authority: Authority, usage: Usage
+) -> None:
+    made = authority.issue("one", is_server=usage is Usage.SERVER)
+    said: list[str] = []
+    files = Rotating(TlsFiles.of_directory(made.directory), "tls", usage, logs_to(said))
+    files.take_up()
+    first = files.current
+    weaken(made.directory)
+    assert not any(files.look() for _ in range(3))
+    (refused,) = said
+    assert "one/tls.crt: OpenSSL refuses to show it" in refused
+    assert refused.endswith(". What was read before is kept")
+    assert files.current is first
+    assert files.expires_at_s == pytest.approx(made.expires_at.timestamp(), abs=1)
+    authority.issue("one", is_server=usage is Usage.SERVER, replace=True)
+    assert files.look()
     assert files.problem is None
 
 

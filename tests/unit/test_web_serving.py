@@ -19,6 +19,7 @@ from runtime.settings.coordinator import QuerySettings, Settings, StoreSettings
 from runtime.settings.tls import CoordinatorTlsSettings, TlsFiles
 from testbed.ports import free_port
 from tests.unit.logs import logs_to
+from tests.unit.test_tls import weaken
 
 
 def tls_of(directory: Path) -> CoordinatorTlsSettings:
@@ -87,5 +88,23 @@ def test_a_reload_has_other_files_shown(tmp_path: Path, monkeypatch: pytest.Monk
             (said,) = world.said
             assert said.startswith(f"tls.ca: {tmp_path}/ca.crt: there is no such file")
             assert said.endswith("What was read before is kept")
+
+    asyncio.run(run())
+
+
+def test_a_renewal_that_cannot_be_shown_is_said_and_counts_for_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        expires = pytest.approx(world.first.expires_at.timestamp(), abs=1)
+        async with world.serving():
+            assert await world.told.get() == expires
+            before = await world.shown()
+            weaken(world.first.directory)
+            for _ in range(3):
+                world.changed.set()
+                assert await world.told.get() == expires
+            assert await world.shown() == before
+            (said,) = world.said
+            assert "first/tls.crt: OpenSSL refuses to show it" in said
 
     asyncio.run(run())
