@@ -14,6 +14,8 @@ address where nobody is asked who it is. So whoever sends little, or slowly, los
 
 How many calls a connection may have gRPC says too, but holds only those to it who say that they
 heard. It takes all calls of the others, in far less time than they can be refused one by one.
+So of the calls that wait each connection may have as many as a node begins, and of what goes
+beyond all together have a bound: then who has the most of it gives way, the fullest connection first.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 from urllib.parse import unquote
 
 from coordinator.counters import ServerCounters
 from coordinator.rpc import channelz, streams
 from coordinator.rpc.connections import Connection
 from coordinator.rpc.identity import Identity, Role
-from coordinator.rpc.listener import CALLS_OF_A_CONNECTION
 from coordinator.rpc.peers import address_of
 from protocol import wire
 from runtime.log import PeerLog
@@ -66,9 +68,13 @@ _WITH_ITS_BYTES_SHIFT = 10
 IDLE_CONNECTIONS_MAX = 128
 IDLE_S = 5.0
 
-# Calls that gRPC has and nobody let in yet. Each has some 18 KiB there, so these are as much as
-# one peer may have. They are as many when many nodes come at once, with a few each.
+# Calls that gRPC has and nobody let in yet, beyond those of a node on each connection. Each has
+# some 18 KiB there, so these are as much as one peer may have.
 _CALLS_WAITING_MAX = UNDELIVERED_BYTES_MAX // (18 << 10)
+
+# On one connection a node has two, and each once more while gRPC does not know that it is over. So
+# a fleet may come at once, though all of it is behind one address.
+_CALLS_OF_A_NODE = 4
 
 # A look costs some 10 ms with 2,000 connections. So one is taken at once when memory has grown
 # by what a peer may have, and else seldom.
@@ -173,6 +179,48 @@ class _Asking:
         """It was asked. What that has leaked is there at the next glance, and has not grown since."""
         self.asked_s, self.bytes_least = now_s, None
         self.again_s = _ASK_AGAIN_S if has_ended else min(2 * self.again_s, _ASK_AGAIN_MAX_S)
+
+
+_Holder: TypeAlias = Identity | str
+"""Whose a connection is: an identity's, or an address's where nobody was asked who it is."""
+
+
+class _Held:
+    """What connections have of something, by whose they are."""
+
+    def __init__(self, of_each: Mapping[str, int], holder_of: Callable[[str], _Holder]) -> None:
+        """``of_each``: by peer."""
+        self._of: Counter[_Holder] = Counter()
+        self._parts: defaultdict[_Holder, list[tuple[int, str]]] = defaultdict(list)
+        for peer, size in of_each.items():
+            holder = holder_of(peer)
+            self._of[holder] += size
+            self._parts[holder].append((size, peer))
+        for of_one in self._parts.values():
+            of_one.sort()
+
+    def identities(self) -> list[Identity]:
+        """All that have some."""
+        return [one for one in self._of if isinstance(one, Identity)]
+
+    def of(self, holder: _Holder) -> int:
+        """What one has."""
+        return self._of[holder]
+
+    def total(self) -> int:
+        """What all have."""
+        return self._of.total()
+
+    def most(self) -> tuple[_Holder, int]:
+        """Who has the most, and how much."""
+        ((holder, size),) = self._of.most_common(1)
+        return holder, size
+
+    def give_up_largest(self, holder: _Holder) -> str:
+        """Do without that connection of one which has the most."""
+        size, peer = self._parts[holder].pop()
+        self._of[holder] -= size
+        return peer
 
 
 class Budget:
@@ -286,7 +334,7 @@ class Budget:
                     looked_s = self._clock()
 
     def end_crowds(self, connections: Callable[[], Iterable[Connection]]) -> bool:
-        """End the connections with the most calls that wait, if too many wait. Whether there are any."""
+        """End connections of who has the most calls that wait, if too many wait. Whether there are any."""
         of_all = channelz.calls() - sum(calling.calls for calling in self._peers.values())
         if of_all <= _CALLS_WAITING_MAX or abs(of_all - self._asked_in_vain) < _CALLS_CHANGED:
             return False
@@ -295,22 +343,26 @@ class Budget:
         waiting = Counter({peer: n for peer, n in channelz.calls_by_peer() if peer in here})
         for peer in here & self._peers.keys():
             waiting[peer] -= self._peers[peer].calls
-        total = waiting.total()
-        crowds: dict[str, int] = {}
-        for peer, calls in waiting.most_common():
-            if total <= _CALLS_WAITING_MAX or calls <= CALLS_OF_A_CONNECTION:
-                break
-            crowds[peer] = calls
-            total -= calls
+        beyond = {
+            peer: calls - _CALLS_OF_A_NODE
+            for peer, calls in waiting.items()
+            if calls > _CALLS_OF_A_NODE
+        }
+        held = _Held(beyond, self._holder)
+        crowds: dict[str, str] = {}
+        while (total := held.total()) > _CALLS_WAITING_MAX:
+            holder, most = held.most()
+            peer = held.give_up_largest(holder)
+            crowds[peer] = (
+                f"began {waiting[peer]} calls at once; of all that are not let in yet {holder} has the"
+                f" most, {most} beyond {_CALLS_OF_A_NODE} on each connection, and all together {total};"
+                f" allowed are {_CALLS_WAITING_MAX}"
+            )
         self._asked_in_vain = 0 if crowds else of_all
         for connection in connections() if crowds else ():
             if connection.peer in crowds:
                 self._counters.connections_ended_calls += 1
-                self._end(
-                    connection,
-                    f"began {crowds[connection.peer]} calls at once; allowed are no more than"
-                    f" {CALLS_OF_A_CONNECTION} on a connection",
-                )
+                self._end(connection, crowds[connection.peer])
         return bool(crowds)
 
     def look(self, connections: Callable[[], Iterable[Connection]], bytes_max: int) -> bool:
@@ -378,37 +430,25 @@ class Budget:
         be of whole messages, which the loop was too busy to take.
         """
         ended: dict[str, str] = {}
-        held: Counter[Identity | str] = Counter()
-        parts: defaultdict[Identity | str, list[tuple[int, str]]] = defaultdict(list)
-        for peer, size in lasting.items():
-            calling = self._peers.get(peer)
-            identity = calling.identity if calling is not None else None
-            holder = address_of(peer) if identity is None else identity
-            held[holder] += size
-            parts[holder].append((size, peer))
-        for of_one in parts.values():
-            of_one.sort()
-
-        def end_largest(holder: Identity | str, why: str) -> None:
-            size, peer = parts[holder].pop()
-            held[holder] -= size
-            ended[peer] = why
-
-        for holder in [one for one in held if isinstance(one, Identity)]:
-            while (size := held[holder]) > _OF_AN_IDENTITY_BYTES_MAX:
-                end_largest(
-                    holder,
+        held = _Held(lasting, self._holder)
+        for holder in held.identities():
+            while (size := held.of(holder)) > _OF_AN_IDENTITY_BYTES_MAX:
+                ended[held.give_up_largest(holder)] = (
                     f"{holder} has {size >> 20} MiB of messages that are not whole; allowed are"
-                    f" {_OF_AN_IDENTITY_BYTES_MAX >> 20} MiB",
+                    f" {_OF_AN_IDENTITY_BYTES_MAX >> 20} MiB"
                 )
         while (total := held.total()) > bytes_max:
-            ((holder, size),) = held.most_common(1)
-            end_largest(
-                holder,
-                f"all messages that are not whole have {total >> 20} MiB, of which {holder} has the"
-                f" most, {size >> 20} MiB; allowed are {bytes_max >> 20} MiB",
+            most, size = held.most()
+            ended[held.give_up_largest(most)] = (
+                f"all messages that are not whole have {total >> 20} MiB, of which {most} has the"
+                f" most, {size >> 20} MiB; allowed are {bytes_max >> 20} MiB"
             )
         return ended
+
+    def _holder(self, peer: str) -> _Holder:
+        calling = self._peers.get(peer)
+        identity = calling.identity if calling is not None else None
+        return address_of(peer) if identity is None else identity
 
     def _end_unfinished(self, connection: Connection, why: str) -> None:
         self._counters.connections_ended_unfinished += 1

@@ -297,39 +297,71 @@ def test_who_has_the_most_gives_way_when_all_have_too_much(looked: Looked, *, as
     assert any(text.endswith(said) for text in looked.said)
 
 
+class Waiting:
+    """Calls that gRPC has, by connection."""
+
+    def __init__(
+        self, looked: Looked, monkeypatch: pytest.MonkeyPatch, calls: dict[str, int]
+    ) -> None:
+        self._looked = looked
+        for peer in calls:
+            looked.add(peer)
+        monkeypatch.setattr(channelz, "calls", lambda: sum(calls.values()))
+        monkeypatch.setattr(channelz, "calls_by_peer", calls.items)
+
+    def ended(self) -> list[str]:
+        self._looked.budget.end_crowds(lambda: self._looked.fakes)
+        return [one.peer for one in self._looked.fakes if one.is_shut]
+
+
 def test_who_begins_the_most_calls_is_ended_when_too_many_wait(
     looked: Looked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = {f"ipv4:10.0.1.{n}:1": 2 for n in range(200)}
-    waiting |= {"ipv4:10.0.0.1:1": 300, "ipv4:10.0.0.2:1": 70, "ipv4:10.0.0.3:1": 100}
-    many = {peer: looked.add(peer) for peer in waiting}
-    monkeypatch.setattr(channelz, "calls", lambda: sum(waiting.values()))
-    monkeypatch.setattr(channelz, "calls_by_peer", waiting.items)
-
-    def ended() -> list[str]:
-        looked.budget.end_crowds(lambda: looked.fakes)
-        return [peer for peer, one in many.items() if one.is_shut]
-
-    with contextlib.ExitStack() as calls:
-        for peer in waiting:
-            calls.enter_context(looked.budget.call(peer, None))
-        for _ in range(61):  # so that 38 of its calls wait
-            calls.enter_context(looked.budget.call("ipv4:10.0.0.3:1", None))
-        assert ended() == ["ipv4:10.0.0.1:1"]
+    calls = {f"ipv4:10.0.1.{n}:1": 2 for n in range(200)}
+    calls |= {"ipv4:10.0.0.1:1": 400, "ipv4:10.0.0.2:1": 70, "ipv4:10.0.0.3:1": 500}
+    waiting = Waiting(looked, monkeypatch, calls)
+    with contextlib.ExitStack() as let_in:
+        for peer in calls:
+            let_in.enter_context(looked.budget.call(peer, None))
+        for _ in range(461):  # so that 38 of its calls wait
+            let_in.enter_context(looked.budget.call("ipv4:10.0.0.3:1", None))
+        assert waiting.ended() == ["ipv4:10.0.0.1:1"]
     assert looked.counters.connections_ended_calls == 1
     (said,) = looked.said
     assert said.endswith(
-        "its connection is ended: began 299 calls at once; allowed are no more than 64 on a connection"
+        "its connection is ended: began 399 calls at once; of all that are not let in yet 10.0.0.1 has the"
+        " most, 395 beyond 4 on each connection, and all together 494; allowed are 455"
     )
 
 
-def test_many_who_come_at_once_go_on(looked: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = {f"ipv4:10.0.{n % 8}.{n // 8}:1": 2 for n in range(2000)}
-    many = [looked.add(peer) for peer in waiting]
-    monkeypatch.setattr(channelz, "calls", lambda: sum(waiting.values()))
-    monkeypatch.setattr(channelz, "calls_by_peer", waiting.items)
-    looked.budget.end_crowds(lambda: looked.fakes)
-    assert not any(one.is_shut for one in many)
+@pytest.mark.parametrize("on_each", [64, 8])
+def test_who_has_many_connections_has_no_more_calls_that_wait(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch, on_each: int
+) -> None:
+    """Of an address; a script of somebody else, which begins more on one, loses nothing."""
+    script = "ipv4:10.0.0.2:1"
+    evil = {f"ipv4:10.0.0.1:{n}": on_each for n in range(128)}
+    waiting = Waiting(looked, monkeypatch, {**evil, script: 65})
+    ended = waiting.ended()
+    assert script not in ended
+    beyond = (len(evil) - len(ended)) * (on_each - 4)
+    assert 300 < beyond < 400
+
+
+@pytest.mark.parametrize(
+    "peers",
+    [
+        [f"ipv4:10.0.{n % 8}.{n // 8}:1" for n in range(2000)],
+        [f"ipv4:127.0.0.1:{n}" for n in range(2000)],
+    ],
+    ids=["of many addresses", "of one address"],
+)
+def test_many_who_come_at_once_go_on(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch, peers: list[str]
+) -> None:
+    """Also beside a script of the same address that calls more."""
+    calls = {**dict.fromkeys(peers, 2), "ipv4:127.0.0.1:5000": 64}
+    assert not Waiting(looked, monkeypatch, calls).ended()
 
 
 def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
@@ -486,7 +518,7 @@ def test_whose_calls_wait_is_asked_once_if_nobody_has_too_many(
         assert not looked.budget.end_crowds(lambda: looked.fakes)
     assert asked == 1
     evil = looked.add("ipv4:10.1.0.1:1")
-    waiting[evil.peer] = 300
+    waiting[evil.peer] = 600
     assert looked.budget.end_crowds(lambda: looked.fakes)
     assert asked == 2
     assert evil.is_shut
