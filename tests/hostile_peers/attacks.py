@@ -39,12 +39,14 @@ class Attacker:
         self._shown = shown
 
     @contextlib.contextmanager
-    def _connections(self, number: int, *, heeds: bool = True) -> Iterator[list[Http2]]:
+    def _connections(
+        self, number: int, *, heeds: bool = True, reads: bool = True
+    ) -> Iterator[list[Http2]]:
         with contextlib.ExitStack() as stack:
             opened = []
             for _ in range(number):
                 with contextlib.suppress(OSError, ssl.SSLError):
-                    one = Http2(self._endpoint, self._shown, heeds=heeds)
+                    one = Http2(self._endpoint, self._shown, heeds=heeds, reads=reads)
                     opened.append(stack.enter_context(one))
             yield opened
 
@@ -161,6 +163,21 @@ class Attacker:
                     one.call("Nothing" if number % 2 else "Control", 4)
                 if all(one.ended for one in connections):
                     break
+            return {
+                "connections": len(connections),
+                "ended": sum(one.ended for one in connections),
+            }
+
+    def unread(self) -> Result:
+        """As many calls as each connection may have, on many, whose answers have nowhere to go."""
+        with self._connections(60, reads=False) as connections:
+            for one in connections:
+                for _ in range(64):
+                    one.call("Check", 0, service="grpc.health.v1.Health")
+            until_s = time.monotonic() + _ATTACK_S
+            while time.monotonic() < until_s:
+                for one in connections:
+                    one.listen(0.01)
             return {
                 "connections": len(connections),
                 "ended": sum(one.ended for one in connections),

@@ -63,12 +63,14 @@ class Http2:
     """A connection. Use as ``with``. ``source``: from which of this machine's addresses; any if empty.
 
     ``heeds``: says that it heard what the other side allows, which then holds it to that.
+    ``reads``: has room for what the other side answers.
     """
 
     endpoint: str
     shown: Shown | None = None
     source: str = ""
     heeds: bool = True
+    reads: bool = True
     streams: dict[int, Stream] = field(default_factory=dict)
     ended: bool = False
     _socket: socket.socket | ssl.SSLSocket | None = None
@@ -88,7 +90,8 @@ class Http2:
         except BaseException:
             plain.close()
             raise
-        self._send(_PREFACE + _frame(_SETTINGS, 0, 0))
+        no_room = struct.pack(">HI", _INITIAL_WINDOW_SIZE, 0)
+        self._send(_PREFACE + _frame(_SETTINGS, 0, 0, b"" if self.reads else no_room))
         return self
 
     def __exit__(
@@ -107,13 +110,19 @@ class Http2:
         except OSError:
             self.ended = True
 
-    def call(self, method: str, announced_bytes: int, encoding: bytes = b"") -> int:
+    def call(
+        self,
+        method: str,
+        announced_bytes: int,
+        encoding: bytes = b"",
+        service: str = "backsight.v1.Coordinator",
+    ) -> int:
         """Open a stream, and announce a message on it. The stream's number."""
         number = 2 * len(self.streams) + 1
         headers = [
             (b":method", b"POST"),
             (b":scheme", b"http"),
-            (b":path", f"/backsight.v1.Coordinator/{method}".encode()),
+            (b":path", f"/{service}/{method}".encode()),
             (b":authority", b"x"),
             (b"content-type", b"application/grpc"),
             (b"te", b"trailers"),

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -103,20 +104,22 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 
 def _serving(
-    stack: contextlib.ExitStack, directory: Path, endpoint: str, own: Path, path: Path
+    stack: contextlib.ExitStack, directory: Path, endpoint: str, own: Path | None, path: Path
 ) -> Attacked:
-    config = {
+    """``own``: where its certificate is; None: in clear text."""
+    config: dict[str, Any] = {
         "listen": endpoint,
         "store": {"path": str(directory / "t.sqlite")},
         "metrics": {"listen": None},
         "query": {"listen": None},
         "access": {"socket": str(path), "viewers": {"users": [_VIEWER]}},
-        "tls": {
+    }
+    if own is not None:
+        config["tls"] = {
             "ca": str(own / "ca.crt"),
             "certificate": str(own / "tls.crt"),
             "key": str(own / "tls.key"),
-        },
-    }
+        }
     (directory / "c.yaml").write_text(yaml.safe_dump(config))
     log = directory / "log"
     notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
@@ -177,6 +180,17 @@ def test_many_questions_of_one_certificate_take_its_part_and_no_more(
     assert attacked.memory_bytes("VmHWM") - before < may_have_bytes + _MAY_GROW_BYTES
     assert attacked.welcomes(good, "good")
     assert attacked.process.poll() is None
+
+
+def test_without_tls_an_address_has_no_more_calls_by_more_connections(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        endpoint = f"127.0.0.1:{free_port()}"
+        attacked = _serving(stack, tmp_path, endpoint, None, tmp_path / "c.sock")
+        result = attacked.attack("unread")
+        assert result["connections"] == 60
+        # All but what 450 calls are, and those that came after them without 8 MiB more.
+        assert result["ended"] > 40
+        assert attacked.process.poll() is None
 
 
 @pytest.mark.root
