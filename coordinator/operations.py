@@ -96,6 +96,7 @@ class Operations:
         context: grpc.aio.ServicerContext[bytes, pb.ForgetNodeReply],
     ) -> pb.ForgetNodeReply:
         node = (await self._question(pb.ForgetNodeRequest(), data, context)).node
+        by = called_by(who(context), context)
         match self._core.forget_node(node):
             case Forgotten.UNKNOWN:
                 said = f"no node {printable(node)[:64]!r} is known"
@@ -111,7 +112,6 @@ class Operations:
                 await _end(context, grpc.StatusCode.FAILED_PRECONDITION, said)
             case Forgotten.DONE:
                 pass
-        by = called_by(who(context), context)
         self._log.info(f"node {node} is forgotten by {by}", node=node)
         await self._is_durable()
         return pb.ForgetNodeReply()

@@ -123,7 +123,7 @@ class CoordinatorServer:
         self._nodes = NodeStreams(
             self._core,
             self.counters,
-            self._guard.caller,
+            self._admission.caller,
             self._budget,
             self._changed,
             self.news,
@@ -161,7 +161,7 @@ class CoordinatorServer:
 
     def _services(self) -> dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
         return {
-            _SERVICE: {**self._nodes.handlers(), **self._asked(self._guard.caller)},
+            _SERVICE: {**self._nodes.handlers(), **self._asked(self._admission.caller)},
             _HEALTH_SERVICE: HealthService(self.health, (_SERVICE,)).handlers(),
         }
 

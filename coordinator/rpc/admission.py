@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -47,10 +47,15 @@ class Admission:
         peer_log: PeerLog,
     ) -> None:
         self._who = who
+        self._callers: dict[Context, Caller | None] = {}  # of the calls that were let in
         self._anonymous = anonymous
         self._budget = budget
         self._counters = counters
         self._peer_log = peer_log
+
+    def caller(self, context: Context) -> Caller | None:
+        """Who made a call that was let in; for its handler. He may be gone, and nobody knows him any more."""
+        return self._callers[context]
 
     def handlers(self, handlers: Mapping[str, _Handler]) -> dict[str, _Handler]:
         """The same ones, for who may call them."""
@@ -140,12 +145,20 @@ class Admission:
             self._counters.too_many_calls += 1
             self._warn(context, f"{context.peer()}: refused: {reason}")
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-        with self._budget.call(context.peer(), identity):
+        with self._budget.call(context.peer(), identity), self._known(caller, context):
             if caller is None or caller.expires_at_s is None:
                 yield
             else:
                 async with self._until_it_is_over(caller, caller.expires_at_s, context):
                     yield
+
+    @contextlib.contextmanager
+    def _known(self, caller: Caller | None, context: Context) -> Iterator[None]:
+        self._callers[context] = caller
+        try:
+            yield
+        finally:
+            del self._callers[context]
 
     @staticmethod
     @contextlib.asynccontextmanager

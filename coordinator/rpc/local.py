@@ -137,7 +137,7 @@ class LocalDoor:
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(
-                    service, admission.handlers(handlers(self._who))
+                    service, admission.handlers(handlers(admission.caller))
                 ),
             )
         )

@@ -12,8 +12,9 @@ import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -440,6 +441,58 @@ def test_who_has_no_role_never_comes_to_grpc(directory: Path) -> None:
                 code, _ = await said_to_another(world.endpoint, "ListNodes", NODES)
             assert code == "UNAUTHENTICATED"
             assert here.counters.not_permitted == 1
+
+    asyncio.run(run())
+
+
+class Gone(dict[str, Any]):
+    """The callers of whom nobody finds one any more."""
+
+    def get(self, key: str, default: object = None) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "end"),
+    [
+        ("ForgetNode", pb.ForgetNodeRequest(node="n"), ("OK", "node n is forgotten by")),
+        ("TakeSnapshot", SNAPSHOT, ("OK", "are collected, as ordered by")),
+        ("PinTrace", pb.PinTraceRequest(trace=bytes(range(16))), ("NOT_FOUND", None)),
+        ("DeleteTrace", pb.DeleteTraceRequest(trace=bytes(range(16))), ("NOT_FOUND", None)),
+    ],
+)
+def test_who_hangs_up_as_soon_as_he_has_asked_is_known_all_the_same(
+    directory: Path,
+    method: str,
+    request_: Message,
+    end: tuple[str, str | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(directory)
+
+    async def run() -> None:
+        async with world.serving() as here:
+            async with grpc.aio.insecure_channel(world.settings.listen) as channel:
+                node = channel.stream_stream(f"{SERVICE}/Control", None, None)(None)
+                await node.write(wire.encode_node_batch([Hello("n", 1)]))
+                await node.read()
+                here.news.clear()
+                node.cancel()
+                await here.news.wait()
+            door = here._door
+            assert door is not None
+
+            def gone(question: Callable[..., Awaitable[object]], *whole: object) -> Any:
+                door._relayed = Gone(door._relayed)
+                return question(*whole)
+
+            for asked in (here._operations, here._questions):
+                monkeypatch.setattr(asked, "_question", partial(gone, asked._question))
+            code, _ = await said_to(world.endpoint, method, request_)
+            assert code == end[0]
+            if end[1] is not None:
+                (said,) = (text for text in world.said if end[1] in text)
+                assert "operator root (uid 0 on the coordinator's machine)" in said
 
     asyncio.run(run())
 
