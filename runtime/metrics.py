@@ -54,6 +54,10 @@ _ANSWER_TIMEOUT_S = 5.0
 
 _CONTENT_TYPE_TEXT = "text/plain; charset=utf-8"
 
+# The two forms that there are, as a scraper asks for them.
+_OPEN_METRICS = "application/openmetrics-text"
+_PLAIN = "text/plain"
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -162,15 +166,17 @@ class _Snapshot:
         self._registry.register(_Daemon(prefix, table, account))
         ProcessCollector(registry=self._registry)
         self._lock = threading.Lock()
-        self._texts: dict[str, bytes] = {}
+        self._texts: dict[str, tuple[str, bytes]] = {}
 
     def text(self, accept: str) -> tuple[str, bytes]:
         """In a form that a scraper takes, with the type of that."""
-        encode, content_type = choose_encoder(accept)
+        # The library may answer with what was asked for, in as many forms as somebody can think of.
+        form = _OPEN_METRICS if _OPEN_METRICS in accept else _PLAIN
         with self._lock:
-            if content_type not in self._texts:
-                self._texts[content_type] = encode(self._registry)
-            return content_type, self._texts[content_type]
+            if form not in self._texts:
+                encode, content_type = choose_encoder(form)
+                self._texts[form] = content_type, encode(self._registry)
+            return self._texts[form]
 
 
 def application(

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 import appliance.metrics
 import coordinator.metrics
+import runtime.metrics
 from appliance.core.counters import TriggerCounters
 from appliance.daemon import Daemon
 from coordinator.core.figures import CoordinatorCounters
@@ -33,7 +36,7 @@ from protocol.messages import Group, Hello, TraceId, TriggerFired
 from runtime import VERSION
 from runtime.health import Health
 from runtime.http import HttpServer
-from runtime.metrics import TAKEN_AT, Account, Metric, application, serving
+from runtime.metrics import TAKEN_AT, Account, Metric, _Snapshot, application, serving
 from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import Settings, StoreSettings
 from runtime.settings.node import CoordinatorSettings, MetricsSettings, QuotaSettings
@@ -321,6 +324,25 @@ def test_who_asks_within_a_second_is_served_what_the_others_were() -> None:
                 assert f"x_age {age}.0" in (await asyncio.to_thread(get, server.port))[1]
 
     asyncio.run(run())
+
+
+def test_who_thinks_up_versions_is_served_what_the_others_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with the library's later versions, whose answer names the version that was asked for."""
+    rendered: list[str] = []
+
+    def encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+        rendered.append(accept)
+        return choose_encoder(accept)[0], f"as asked for: {accept}"
+
+    monkeypatch.setattr(runtime.metrics, "choose_encoder", encoder)
+    snapshot = _Snapshot("x", (Metric("age", "Age.", "age"),), {"age": 1}, 0)
+    for kind in ("application/openmetrics-text", "text/plain"):
+        answers = {snapshot.text(f"{kind};version=1.0.{number};q=0.5,*/*") for number in range(9)}
+        assert len(answers) == 1
+    assert snapshot.text("") == snapshot.text("text/html")
+    assert rendered == ["application/openmetrics-text", "text/plain"]
 
 
 def test_when_the_figures_were_read_is_said() -> None:
