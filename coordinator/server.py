@@ -36,6 +36,7 @@ from coordinator.rpc.connections import Connection, connections, shut_all
 from coordinator.rpc.guard import Guard
 from coordinator.rpc.health import SERVICE as _HEALTH_SERVICE
 from coordinator.rpc.health import HealthService
+from coordinator.rpc.hung_up import say_briefly
 from coordinator.rpc.identity import Role
 from coordinator.rpc.local import LocalDoor
 from coordinator.rpc.nodes import NodeStreams
@@ -100,6 +101,7 @@ class CoordinatorServer:
         )
         self._door: LocalDoor | None = None
         self._loop = asyncio.get_running_loop()
+        say_briefly(self._loop, peer_log)
         self._store = Store(
             settings.store_path,
             store_limits(settings.store),
