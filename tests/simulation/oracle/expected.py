@@ -175,9 +175,10 @@ def _of_groups(sim: Simulator, trace: TraceId, fired: list[Fired]) -> Iterator[F
 def is_excused(sim: Simulator, trace: TraceId, verdict: Verdict) -> bool:
     """Whether a trace may be less than coherent though nothing befell it that shows in it.
 
-    Two ways, so seldom that what is coherent nevertheless is judged. A node excuses calls that it
-    did not get while it is there, and has said so to who judges. And a coordinator that begins anew
-    may hear of a trace by others, and close it, before who fired it is back.
+    Three ways, so seldom that what is coherent nevertheless is judged. A node excuses calls that it
+    did not get while it is there, and has said so to who judges. A coordinator that begins anew may
+    hear of a trace by others, and close it, before who fired it is back. And a node that was cut off
+    while it still wrote may be back when the trace is closed.
     """
     world, fired = sim.world, sim.world.by_trace[trace]
     first_ns = min(f.time_ns for f in fired)
@@ -188,8 +189,11 @@ def is_excused(sim: Simulator, trace: TraceId, verdict: Verdict) -> bool:
     ):
         return True
     closed_ns = sim.coordinator.store.traces[trace].first_closed_ns
+    if closed_ns is None or ReasonKind.LATE not in told:
+        return False
     heard_ns = [world.fired_known_ns.get(f.group, math.inf) for f in fired]
-    return ReasonKind.LATE in told and closed_ns is not None and closed_ns <= min(heard_ns)
+    visited = {visit.node for request in sim.requests_of(trace) for visit in request.visits}
+    return closed_ns <= min(heard_ns) or any(world.may_be_late(name, closed_ns) for name in visited)
 
 
 def may_be_forgotten(sim: Simulator, fired: Fired) -> bool:
