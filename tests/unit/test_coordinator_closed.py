@@ -248,7 +248,7 @@ def test_what_is_said_of_a_trace_is_not_heard_while_the_store_cannot_be_read() -
     close_others(harness, 2 * CLOSED_MAX)
     reads = harness.core._lifecycle.closed._stored
     before = bytes(harness.store.traces[T].slices["n1"].data)
-    stored = harness.core.figures().undurable_bytes
+    memory, stored = harness.core.memory_bytes, harness.core.figures().undurable_bytes
 
     def fails(_: TraceId) -> StoredTrace | None:
         raise UnreadableError
@@ -265,6 +265,8 @@ def test_what_is_said_of_a_trace_is_not_heard_while_the_store_cannot_be_read() -
         assert harness.core.take_writes() == []
         harness.fetch()
         assert harness.core.figures().undurable_bytes == stored
+        # As much as before, or less: credit that was used is given again when it is asked for.
+        assert harness.core.memory_bytes <= memory
     # What is not heard takes no credit.
     for _ in range(1000):
         with pytest.raises(UnreadableError):
