@@ -64,7 +64,7 @@ class Written:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The truth about one request. ``unmet``: calls that reached nobody."""
+    """The truth about one request. ``unmet``: calls that reached nobody who records, or came from nobody who does."""
 
     trace: TraceId
     begun_ns: int
@@ -78,10 +78,11 @@ class Request:
 
 @dataclass(slots=True, frozen=True)
 class Context:
-    """What travels with a call."""
+    """What travels with a call, whether or not who calls records the trace."""
 
-    hop: HopOut | None
+    hop: HopOut
     visited: tuple[str, ...]
+    is_recorded: bool
 
 
 class Traffic:
@@ -150,7 +151,7 @@ class Visit:
     def arrive(self) -> None:
         if self.node.dead or not self.node.clients:
             # Who does not record the trace says of no call.
-            if self.context is not None and self.context.hop is not None:
+            if self.context is not None and self.context.is_recorded:
                 self.request.unmet += 1
             return  # the caller waits for its timeout
         client = self.traffic.pick_client(self.node)
@@ -159,20 +160,20 @@ class Visit:
         self.written = Written(self.node.name, client.number, self.handle.number)
         # What a handle records is settled when it begins.
         self.is_recorded = self.node.pool.state.is_recorded(self.request.trace)
-        hop = self.context.hop if self.context is not None else None
         if self.is_recorded:
             self.request.visits.append(self.written)
-        elif hop is not None:
-            self.request.unmet += 1
         parent = 0
         visited: tuple[str, ...] = ()
-        if self.is_recorded and self.context is not None and hop is not None:
+        if self.context is not None:
+            hop, visited = self.context.hop, self.context.visited
             parent = hop.span_id
-            visited = self.context.visited
+            if self.context.is_recorded != self.is_recorded:
+                self.request.unmet += 1
             self.write(HopIn(hop.node_id, hop.span_id, hop.hop, hop.handle))
             for name in visited:
                 self.write(Breadcrumb(node_id(name), name))
-                self.request.crumbs.add((self.node.name, name))
+                if self.is_recorded:
+                    self.request.crumbs.add((self.node.name, name))
         self.visited = (self.node.name, *(v for v in visited if v != self.node.name))[:VISITED_MAX]
         self.write(SpanStart(self.span, parent, self.node.real_ns(), 2, self.node.name))
         if self.call.payload_bytes:
@@ -229,7 +230,7 @@ class Visit:
         if callee.refused_at:
             return
         if callee.arrives:
-            context = Context(hop, self.visited) if self.is_recorded else Context(None, ())
+            context = Context(hop, self.visited, self.is_recorded)
             visit = Visit(self.traffic, self.request, callee, context, lambda _: None)
             self.traffic.scheduler.after(self.traffic.latency_ns, visit.arrive)
         elif self.is_recorded and not at:
@@ -254,7 +255,7 @@ class Visit:
             if done or not self.alive:
                 return
             done = True
-            if answered and callee.answers and self.is_recorded and visit.is_recorded:
+            if answered and callee.answers and self.is_recorded:
                 self.write(Breadcrumb(node_id(callee.node), callee.node))
                 self.request.crumbs.add((self.node.name, callee.node))
             self._left -= 1
@@ -263,7 +264,7 @@ class Visit:
             elif self._left == 0:
                 self._finish()
 
-        context = Context(hop, self.visited) if self.is_recorded else Context(None, ())
+        context = Context(hop, self.visited, self.is_recorded)
         visit = Visit(self.traffic, self.request, callee, context, answer)
         scheduler = self.traffic.scheduler
         scheduler.after(self.traffic.latency_ns, visit.arrive)

@@ -172,6 +172,26 @@ static void test_visited_nodes(void)
 	CHECK(!strcmp(value, expected));
 }
 
+/* Who does not record a trace sends its context along all the same: who does then knows that
+ * something is missing, and where. */
+static void test_unrecorded(void)
+{
+	const char *value = "1-00000000-00800001-" NODE_A NODE_B;
+	char sent[BS_CONTEXT_MAX + 1], nodes[3 * 16 + 1];
+	struct bs_trace handle;
+	struct fake_run run;
+
+	WRITE_ONCE(node.policy->percentage_threshold, 0);
+	CHECK_EQ(bs_open(&handle, trace(3)), 0);
+	CHECK_EQ(bs_deserialize(&handle, 1, value, strlen(value)), 0);
+	CHECK(bs_serialize(&handle, 2, sent, sizeof(sent)) > 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	WRITE_ONCE(node.policy->percentage_threshold, BS_PERCENTAGE_ALL);
+	snprintf(nodes, sizeof(nodes), "%s" NODE_A NODE_B, self);
+	CHECK(!strcmp(strrchr(sent, '-') + 1, nodes));
+	CHECK(!fake_node_run(&node, 0, &run));
+}
+
 static void test_malformed(void)
 {
 	static const char *const bad[] = {
@@ -329,6 +349,7 @@ int main(void)
 	RUN(test_breadcrumbs);
 	RUN(test_round_trip);
 	RUN(test_visited_nodes);
+	RUN(test_unrecorded);
 	RUN(test_malformed);
 	RUN(test_triggers_travel);
 	RUN(test_sizes);
