@@ -163,9 +163,11 @@ def _answered(
     """The addresses of the nodes that have answered, and may be there; ``sure``: for sure.
 
     And have no more to say. One that was restarted, as the coordinator may have been, has to
-    answer once more.
+    answer once more. Who spoke of a trace by himself, though no trigger is known, was asked nothing.
     """
     world = sim.world
+    if sure and (ReasonKind.NO_TRIGGER, "") in said:
+        return set()
     unsure = {node for kind, node in said if kind in UNSURE} if sure else set()
     here = {
         node
