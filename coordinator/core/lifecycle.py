@@ -153,7 +153,14 @@ class Lifecycle:
         """A trace of which a node spoke, and that is not in memory; a closed one goes on from its outcome."""
         evidence = Evidence(self._config.evidence_per_trace_max)
         provisional_at_ns = now_ns + self._config.provisional_ns
-        trace = Trace(trace_id, evidence, now_ns, provisional_at_ns, reported_ns=now_ns)
+        trace = Trace(
+            trace_id,
+            evidence,
+            now_ns,
+            provisional_at_ns,
+            reported_ns=now_ns,
+            unreleased=trace_id in self._closing,
+        )
         self.traces[trace_id] = trace
         self._memory.begin(trace, by)
         outcome = self.closed.take(trace_id)

@@ -81,10 +81,12 @@ class Traversal:
     ) -> bool:
         """The group fired on a node, which collects by itself and will say so.
 
+        But for what it has said of the trace before, and that nobody took back: that it is asked for.
         ``process``: who fired there, if anyone did. ``by_process``: one that works on this very
         trace. False if the trace has so many groups that one more is no news.
         """
         part = trace.parts.get(node.id)
+        will_say = part is not None or not trace.unreleased
         is_one_too_many = group not in trace.groups and self._is_full(trace)
         if is_one_too_many and part is not None:
             return False
@@ -95,7 +97,8 @@ class Traversal:
             return True
         if part.state is PartState.UNASKED:
             part.state = PartState.ASKED
-        part.told[group] = True
+        if will_say:
+            part.told[group] = True
         if by_process:
             part.fired_under = node.incarnation
         self.join(trace, group, Owner(node.id, process))

@@ -78,6 +78,8 @@ FOUND = (
     555660,
     556698,
     561413,
+    563254,
+    566939,
 )
 
 # In these, nodes give up several groups of a trigger that has more of them.

@@ -243,6 +243,34 @@ def test_no_trace_is_forgotten_before_its_end_is_durable() -> None:
     assert harness.core.figures().traces_closed <= CLOSED_MAX
 
 
+def test_who_was_not_told_of_a_trace_s_end_is_asked_when_he_fires_it_again() -> None:
+    """He has answered, and takes that for known: by itself the firing would be without an answer."""
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", trace_id("first"), laterals=(T,))
+    harness.deliver(trace_id("first"), {"n1": run(*span(1))})
+    harness.status("n1", T, held=False)
+    harness.autosave = False
+    wait_for_the_end(harness)
+    assert harness.core.figures().traces_closed == 2
+    harness.take_said()
+    harness.fire("n1", trace_id("second"), laterals=(T,))
+    assert harness.asked() == {"n1": [T]}
+    harness.status("n1", T, held=False)
+    harness.status("n1", trace_id("second"), held=False)
+    wait_for_the_end(harness)
+    harness.save()
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert [reason.kind for reason in verdict.reasons] == [ReasonKind.NEVER_SEEN]
+    harness.autosave = True
+    wait_for_the_end(harness)
+    # Whoever was told begins anew by himself.
+    harness.take_said()
+    harness.fire("n1", trace_id("third"), laterals=(T,))
+    assert harness.asked() == {}
+
+
 def test_what_is_said_of_a_trace_is_not_heard_while_the_store_cannot_be_read() -> None:
     harness = closed(CLOSED_MAX)
     close_others(harness, 2 * CLOSED_MAX)
