@@ -131,12 +131,14 @@ def test_what_a_node_gives_up_is_what_has_the_lowest_priority(seed: int) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(3600)
 def test_ten_thousand_random_fault_schedules() -> None:
     _check(range(QUICK, QUICK + MANY))
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(3600)
 def test_many_schedules_that_nobody_has_run_before() -> None:
     _check(new_seeds(NEW + MANY // 10)[NEW:])

@@ -141,6 +141,7 @@ def test_a_faulty_trigger_takes_only_what_the_others_leave() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(3600)
 def test_the_same_for_longer() -> None:
     outcome = overload(20_000)

@@ -101,6 +101,7 @@ def test_what_is_stored_on_disk_is_what_the_simulator_has(
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(3600)
 def test_the_same_for_many_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(SCHEDULES, MANY):
