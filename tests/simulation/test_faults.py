@@ -80,6 +80,7 @@ FOUND = (
     561413,
     563254,
     566939,
+    571677,
 )
 
 # In these, nodes give up several groups of a trigger that has more of them.

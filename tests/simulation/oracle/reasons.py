@@ -373,7 +373,9 @@ def outdated(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
                     yield f"{words}: all that was begun there ended"
             case ReasonKind.NEVER_SEEN:
                 visits = [v for r in sim.requests_of(trace) for v in r.visits]
-                if any(v.node == reason.node and v.bodies for v in visits):
+                saw = any(v.node == reason.node and v.bodies for v in visits)
+                # Of one that is gone, what it said last stands.
+                if node is not None and not node.dead and saw:
                     yield f"{words}: it did"
             case _:
                 pass
