@@ -188,8 +188,8 @@ fuzz-python-coverage: build $(FUZZ_VENV)/stamp
 PYTEST := scripts/with-tmp $(PYTHON) -m pytest
 ALONE := $(addprefix tests/,demo hostile kernels machine mishaps monitoring packaging probes replay)
 test-python: build
-	$(PYTEST) tests $(ALONE:%=--ignore=%) -m 'not slow' --numprocesses $(JOBS) --dist loadfile \
-		--max-worker-restart 1
+	scripts/with-tmp --memory $(PYTHON) -m pytest tests $(ALONE:%=--ignore=%) -m 'not slow' \
+		--numprocesses $(JOBS) --dist loadfile --max-worker-restart 1
 	$(PYTEST) $(ALONE) -m 'not slow'
 
 test: test-c test-fuzz test-python
@@ -238,7 +238,7 @@ test-newest: build
 		--python_out=build/newest --grpc_python_out=build/newest \
 		$$(find protocol formats -name '*.proto')
 	PYTHONPYCACHEPREFIX=$(CURDIR)/build/newest/.pycache \
-		scripts/with-tmp $(NEWEST)/bin/python -m pytest tests/unit tests/cluster tests/machine \
+		scripts/with-tmp --memory $(NEWEST)/bin/python -m pytest tests/unit tests/cluster tests/machine \
 		--ignore-glob='*/test_bench_*.py' --ignore=tests/unit/test_mutants.py \
 		--ignore=tests/unit/test_hangs.py \
 		-m 'not slow' -k 'not [bcc]' -o pythonpath='. build/newest build/appliance build/formats build/native/python'
