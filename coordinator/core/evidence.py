@@ -7,8 +7,7 @@ It is kept, and what is missing found, in C (``native/src/decode.h``); this is t
 from __future__ import annotations
 
 import enum
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,20 +159,8 @@ class Evidence:
             return None
         return int(lib.bsd_slice_info(lib.bsd_evidence_slice(self._native, number)).least_bytes)
 
-    @property
-    def has_unanswered(self) -> bool:
-        """Whether who sent a request says that nobody answered, of any."""
-        return bool(lib.bsd_evidence_unanswered(self._native))
-
-    def findings(self, few: int, answered: Iterable[NodeId] = ()) -> Iterator[Finding]:
-        """What is missing: of each kind and node as many, the last with how many more there are.
-
-        ``answered``: the addresses where a node was asked, and has answered. See bsd_evidence_asked().
-        """
-        if self.has_unanswered:
-            ids = [array("Q", sorted(ids)) for ids in (self.addresses, set(answered))]
-            raw = [argument for a in ids for argument in (ffi.from_buffer("uint64_t[]", a), len(a))]
-            check(lib.bsd_evidence_asked(self._native, *raw))
+    def findings(self, few: int) -> Iterator[Finding]:
+        """What is missing: of each kind and node as many, the last with how many more there are."""
         count = check(lib.bsd_evidence_judge(self._native, few))
         first = lib.bsd_evidence_findings(self._native)
         return (_finding(first[i]) for i in range(count))

@@ -109,12 +109,6 @@ class Part:
         return self.state is PartState.UNASKED
 
     @property
-    def has_answered(self) -> bool:
-        """The node has said what it has, since it was restarted, for at least one group."""
-        is_told = any(self.told.values())
-        return self.state is PartState.ANSWERED and self.status is not None and is_told
-
-    @property
     def is_open(self) -> bool:
         """More is to come: an answer, bytes, or records not yet written."""
         if self.state is not PartState.ANSWERED:

@@ -140,6 +140,8 @@ class Traversal:
     def leave(self, trace: Trace, state: GroupState) -> None:
         """A group goes on without a trace that others of its groups want."""
         del trace.groups[state.group]
+        for part in trace.parts.values():
+            part.told.pop(state.group, None)
         if trace.charged_to is state:
             self._memory.charge(trace, wanted_by(trace)[0])
         self._memory.grown(trace)
@@ -224,11 +226,6 @@ class Traversal:
         came = part.status is not None or part.received > 0 or self._nodes.is_known(part.node)
         return part.only_by is not None and not came
 
-    @staticmethod
-    def _went_to(trace: Trace, node: Node) -> bool:
-        """Whether something was sent to an address at which this node is."""
-        return any(crumb in trace.evidence.addresses for crumb in node.crumbs)
-
     def _named(
         self,
         trace: Trace,
@@ -283,8 +280,6 @@ class Traversal:
             # What was fired there went with the memory, before anything was told of it.
             part.restarted = True
         part.fired_under = None
-        if not part.has_answered and self._went_to(trace, node):
-            news = True  # it may excuse a call that nobody answered
         for group in part.told:
             part.told[group] = True
         if back:
@@ -365,8 +360,6 @@ class Traversal:
             elif part.state is PartState.ANSWERED:
                 part.told = {group: True for group, sure in part.told.items() if sure}
                 self._ask(trace, part)
-                if self._went_to(trace, node):
-                    asked.append(trace)
             elif self._ask(trace, part):
                 part.deadline_ns = now_ns + self._config.answer_timeout_ns
                 asked.append(trace)

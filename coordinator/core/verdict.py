@@ -26,11 +26,10 @@ the worst kind among its reasons is the verdict's:
     evicted           partial      a node whose pool was overwritten
     abandoned         partial      been given up under overload
     hop_out_unmet     partial      a context that was sent, and never arrived; also if who sent it
-                                   says that nobody answered, where somebody may have got it
+                                   says that nobody answered, since somebody may have got it
     hop_in_unmet      partial      a context that arrived, and was never sent
-    unanswered        (none)       a context that was sent to an address, and who sent it
-                                   says that nobody answered: no connection came about, or
-                                   a node is there, and was asked, and has answered
+    unanswered        (none)       a context that was to be sent to an address, where by the error no
+                                   connection came about: nobody got it
     parent_missing    partial      a span whose parent nobody delivered
     span_unstarted    partial      a span that ended and never started
     unfinished        partial      a span that started and never ended
@@ -392,7 +391,7 @@ def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason | _M
     slices = {said.node: said for said in trace.evidence.slices()}
     for said in slices.values():
         yield from _slice_reasons(trace.parts[said.node], said, nodes)
-    for finding in trace.evidence.findings(REASONS_PER_KIND_AND_NODE, _answered(trace, nodes)):
+    for finding in trace.evidence.findings(REASONS_PER_KIND_AND_NODE):
         kind, words = _found(finding, slices.get(finding.node), nodes)
         name = nodes.name_of(finding.node)
         yield Reason(kind, name, words)
@@ -478,17 +477,6 @@ def _slice_reasons(part: Part, said: SliceEvidence, nodes: Nodes) -> Iterator[Re
         yield Reason(ReasonKind.TRUNCATED, name, detail)
 
 
-def _answered(trace: Trace, nodes: Nodes) -> Iterator[NodeId]:
-    """The addresses of all nodes that were asked for the trace, have answered, and are still there.
-
-    What one had not seen when it was asked it may have got since, and lost with its machine.
-    """
-    for part in trace.parts.values():
-        node = nodes.by_id.get(part.node)
-        if node is not None and node.session is not None and part.has_answered:
-            yield from node.crumbs
-
-
 def _found(finding: Finding, said: SliceEvidence | None, nodes: Nodes) -> tuple[ReasonKind, str]:
     """What is missing, in words; ``said``: the slice of the node that it is about, if there is one."""
     who = said.words(finding.client) if said is not None else ""
@@ -513,7 +501,9 @@ def _found(finding: Finding, said: SliceEvidence | None, nodes: Nodes) -> tuple[
             words = f"{hop} was sent{to}, and nobody delivered that it arrived{heard}"
             return ReasonKind.HOP_OUT_UNMET, words
         case FindingKind.HOP_UNANSWERED:
-            words = f"{hop} was sent to {finding.name}, and nobody answered: {finding.error}"
+            words = (
+                f"{hop} was not sent: no connection to {finding.name} came about: {finding.error}"
+            )
             return ReasonKind.UNANSWERED, words
         case FindingKind.HOP_IN_UNMET:
             where = nodes.name_of(NodeId(finding.other))

@@ -187,8 +187,8 @@ enum bsd_finding_kind {
 					 * error */
 	BSD_FINDING_HOP_IN_UNMET = 7,	/* likewise; other: where it arrived */
 	BSD_FINDING_HOP_UNANSWERED = 8, /* like HOP_OUT_UNMET with a name, but
-					 * nothing is missing by that: see
-					 * bsd_evidence_asked() */
+					 * nothing is missing by that: it was
+					 * not sent */
 };
 
 /* What is missing. Of one kind and node a few are told, the last with how many more
@@ -231,19 +231,6 @@ const struct bsd_slice *bsd_evidence_slice(const struct bsd_evidence *evidence,
 					   size_t i);
 /* Records of it that were cut when they were written. */
 uint64_t bsd_evidence_truncated(const struct bsd_evidence *evidence, size_t i);
-
-/* How many calls nobody answered, by who sent them. */
-uint64_t bsd_evidence_unanswered(const struct bsd_evidence *evidence);
-
-/*
- * What these are judged by: the ids of the addresses that breadcrumbs name, and of those
- * where a node was asked and has answered; each in rising order. Such a call misses nothing
- * if its address is one of the former and nothing of it was sent, or else one of the latter.
- * It holds until the next call of this; before the first there are none.
- */
-int bsd_evidence_asked(struct bsd_evidence *evidence, const uint64_t *named,
-		       size_t n_named, const uint64_t *answered,
-		       size_t n_answered);
 
 /* Of each kind and node at most `few`. How many findings, or a negative errno. */
 int64_t bsd_evidence_judge(struct bsd_evidence *evidence, uint32_t few);

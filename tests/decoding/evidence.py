@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ipaddress
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from coordinator.core.evidence import Crumbs, FindingKind
 from formats.records import Breadcrumb, HopIn, HopOut, SpanEnd, SpanStart, Unanswered
 from formats.slices import Record
-from protocol.hashing import address_id, node_id
+from protocol.hashing import node_id
 from protocol.messages import NodeId
 from tests.decoding.slices import PythonDecoder
 
@@ -116,11 +116,8 @@ class PythonEvidence:
             self.give_up()
         return Crumbs(list(dict.fromkeys(named.nodes)), list(dict.fromkeys(named.addresses)))
 
-    def is_unanswered(self, key: HopKey, answered: Collection[NodeId]) -> bool:
-        """Whether all who sent it say, in the handle that did, that nobody answered, and may be believed.
-
-        ``answered``: the addresses where a node was asked, and has answered.
-        """
+    def is_unanswered(self, key: HopKey) -> bool:
+        """Whether all who sent it say, in the handle that did, that they could not."""
         if self.hops[key].extracted:
             return False
         at, span_id, handle, _ = key
@@ -129,16 +126,9 @@ class PythonEvidence:
                 if sent != key:
                     continue
                 said = known.unanswered.get((client, handle, span_id), ())
-                if (
-                    node != at
-                    or not said
-                    or not all(self._misses_nothing(s, answered) for s in said)
-                ):
+                if node != at or not said or not all(s.unsent and s.address for s in said):
                     return False
         return True
-
-    def _misses_nothing(self, said: Unanswered, answered: Collection[NodeId]) -> bool:
-        return address_id(said.address) in (self.addresses if said.unsent else answered)
 
     def restart(self, node: NodeId) -> None:
         """Forget what a node's slice said: it begins another one."""
@@ -281,8 +271,8 @@ def _is_address(name: str) -> bool:
 Missing = tuple[FindingKind, NodeId, object]
 
 
-def missing(evidence: PythonEvidence, answered: Collection[NodeId] = ()) -> Iterator[Missing]:
-    """All that a verdict found, when it looked for itself; ``answered`` as in ``is_unanswered``."""
+def missing(evidence: PythonEvidence) -> Iterator[Missing]:
+    """All that a verdict found, when it looked for itself."""
     # Else the sizes would be made anew of what was forgotten.
     evidence._is_stale = not evidence.overflow
     evidence.whole()
@@ -303,7 +293,7 @@ def missing(evidence: PythonEvidence, answered: Collection[NodeId] = ()) -> Iter
         yield FindingKind.PARENT_MISSING, node, (parent, child)
     for hop_key, hop in evidence.hops.items():
         if hop.extracted < hop.injected:
-            unanswered = evidence.is_unanswered(hop_key, answered)
+            unanswered = evidence.is_unanswered(hop_key)
             kind = FindingKind.HOP_UNANSWERED if unanswered else FindingKind.HOP_OUT_UNMET
             yield kind, hop_key[0], hop_key[1:]
         if not hop.injected:

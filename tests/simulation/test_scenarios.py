@@ -169,7 +169,7 @@ def test_who_may_have_got_a_call_at_an_address_of_nobody_is_missing(arrives: boo
     assert delivered_nodes(sim, request.trace) == {"a"}
 
 
-def test_a_call_that_nobody_answered_misses_nothing_where_a_node_has_answered() -> None:
+def test_a_call_that_timed_out_is_missing_though_a_node_has_answered() -> None:
     sim = cluster("a", "b")
     (address,) = sim.nodes["b"].addresses
     request = sim.request(Call("a", [Call("b", unheard_at=address)]))
@@ -177,8 +177,8 @@ def test_a_call_that_nobody_answered_misses_nothing_where_a_node_has_answered() 
     sim.fire("a", request.trace)
     sim.settle()
     sim.check()
-    assert sim.kind(request.trace) == "coherent"
-    assert reasons(sim, request.trace) == {("unanswered", "a")}
+    assert sim.kind(request.trace) == "partial"
+    assert reasons(sim, request.trace) == {("hop_out_unmet", "a")}
 
 
 # ----------------------------------------------------------------- messages

@@ -233,7 +233,7 @@ class Visit:
             context = Context(hop, self.visited, self.is_recorded)
             visit = Visit(self.traffic, self.request, callee, context, lambda _: None)
             self.traffic.scheduler.after(self.traffic.latency_ns, visit.arrive)
-        elif self.is_recorded and not at:
+        elif self.is_recorded:
             self.request.unmet += 1
 
     def _call(self, callee: Call) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.evidence import Evidence, Finding, FindingKind
 from protocol.hashing import node_id
-from protocol.messages import ACKS_MAX, NodeId, SliceAck, SliceChunk, SliceFlags
+from protocol.messages import ACKS_MAX, SliceAck, SliceChunk, SliceFlags
 from tests.unit.coordinator_harness import (
     Harness,
     S,
@@ -354,9 +354,9 @@ def test_a_slice_that_is_begun_again_and_again_costs_the_others_nothing(
     judged_at: list[int] = []
     findings = Evidence.findings
 
-    def counted(self: Evidence, few: int, answered: Iterable[NodeId]) -> Iterator[Finding]:
+    def counted(self: Evidence, few: int) -> Iterator[Finding]:
         judged_at.append(few)
-        return findings(self, few, answered)
+        return findings(self, few)
 
     monkeypatch.setattr(Evidence, "findings", counted)
     hops = [hop_out("n1", number) for number in range(1, 101)]

@@ -454,6 +454,27 @@ def test_charges_add_up_whatever_happens() -> None:
         assert not harness.core._traces
 
 
+def test_who_was_asked_for_a_trace_for_a_group_that_it_left_is_asked_for_the_next() -> None:
+    """For that one alone its node holds it then: whoever gives the others up has it let go of it."""
+    harness = Harness(replace(CoordinatorConfig(), traces_max=2))
+    harness.cluster("n1", "n2", "n3")
+    slices = two_nodes()
+    trace, other = trace_id("T"), trace_id("other")
+    harness.fire("n1", trace, "two")
+    harness.fire("n3", other, "one", (trace,))
+    for name, data in slices.items():
+        harness.status(name, trace, len(data), ["n2"], held=True)
+        harness.send(name, trace, 0, data)
+    harness.status("n3", other, 0, ["ghost"], held=True)
+    harness.status("n3", trace, 0, held=False)
+    harness.wait(2 * S)
+    harness.fire("n3", trace_id("third"), "three")
+    assert [group.trigger for group in harness.core._traces[trace].groups] == ["two"]
+    harness.take_said()
+    harness.fire("n1", trace, "four")
+    assert harness.asked()["n2"] == [trace]
+
+
 def test_what_there_is_too_much_of_gives_way_in_pieces() -> None:
     """Bounds that are lowered hold up nobody for long."""
     harness = Harness(CoordinatorConfig(traces_max=1000))

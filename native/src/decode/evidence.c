@@ -22,8 +22,6 @@ int bsd_evidence_new(uint64_t limit, struct bsd_evidence **evidence)
 		return -ENOMEM;
 	e->limit = limit;
 	e->parts = ARRAY_OF(struct part *);
-	e->named = ARRAY_OF(uint64_t);
-	e->answered = ARRAY_OF(uint64_t);
 	e->findings = ARRAY_OF(struct bsd_finding);
 	e->crumbs = ARRAY_OF(struct bsd_crumb);
 	e->crumb_names = ARRAY_OF(uint8_t);
@@ -51,8 +49,6 @@ static void free_parts(struct bsd_evidence *e)
 		free_part(part_at(e, i));
 	array_free(&e->parts);
 	array_free(&e->findings);
-	array_free(&e->named);
-	array_free(&e->answered);
 	e->judged = false;
 }
 
@@ -359,41 +355,6 @@ const struct bsd_slice *bsd_evidence_slice(const struct bsd_evidence *evidence,
 uint64_t bsd_evidence_truncated(const struct bsd_evidence *evidence, size_t i)
 {
 	return part_at(evidence, (uint32_t)i)->truncated;
-}
-
-uint64_t bsd_evidence_unanswered(const struct bsd_evidence *evidence)
-{
-	uint64_t sum = 0;
-
-	for (uint32_t i = 0; i < evidence->parts.count; i++)
-		sum += part_at(evidence, i)->unanswered.count;
-	return sum;
-}
-
-/* False without memory. */
-static bool renew(struct array *ids, const uint64_t *with, size_t n,
-		  bool *changed)
-{
-	if (ids->count == n &&
-	    (!n || !memcmp(ids->entries, with, n * sizeof(*with))))
-		return true;
-	*changed = true;
-	array_free(ids);
-	return array_append(ids, with, n);
-}
-
-int bsd_evidence_asked(struct bsd_evidence *evidence, const uint64_t *named,
-		       size_t n_named, const uint64_t *answered,
-		       size_t n_answered)
-{
-	bool changed = false;
-
-	if (!renew(&evidence->named, named, n_named, &changed) ||
-	    !renew(&evidence->answered, answered, n_answered, &changed))
-		return -ENOMEM;
-	if (changed)
-		evidence->judged = false;
-	return 0;
 }
 
 int64_t bsd_evidence_judge(struct bsd_evidence *evidence, uint32_t few)

@@ -136,7 +136,6 @@ struct unanswered {
 	uint32_t text_at;
 	uint8_t address_bytes, error_bytes;
 	bool unsent;
-	bool misses; /* when it is judged: who has the other end may be missing */
 };
 
 /* One node's slice. */
@@ -164,9 +163,8 @@ struct bsd_evidence {
 	bool gave_up;
 	bool judged; /* nothing came since */
 	uint32_t few;
-	struct array named, answered; /* uint64_t: bsd_evidence_asked() */
-	struct array findings;	      /* struct bsd_finding */
-	struct array crumbs;	      /* struct bsd_crumb, of the last bytes */
+	struct array findings; /* struct bsd_finding */
+	struct array crumbs;   /* struct bsd_crumb, of the last bytes */
 	struct array crumb_names;
 };
 

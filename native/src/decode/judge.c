@@ -451,7 +451,7 @@ static int compare_senders(const struct unanswered *a,
 	return order ? order : COMPARE(a->handle, b->handle);
 }
 
-/* Of one sender those come first by which something is missing. */
+/* Of one sender those come first that may have been sent: by these something is missing. */
 static int compare_unanswered(const void *one, const void *other)
 {
 	const struct unanswered *a = one, *b = other;
@@ -459,8 +459,8 @@ static int compare_unanswered(const void *one, const void *other)
 
 	if (order)
 		return order;
-	if (a->misses != b->misses)
-		return COMPARE(b->misses, a->misses);
+	if (a->unsent != b->unsent)
+		return COMPARE(a->unsent, b->unsent);
 	return COMPARE(a->text_at, b->text_at);
 }
 
@@ -494,7 +494,7 @@ static const struct unanswered *said_of(const struct part *p,
 }
 
 /* Fill in what is said of a hop that was sent more often than it arrived; its ends are so
- * many. False: nothing is missing by that, as is said of each that was sent. */
+ * many. False: nothing is missing, since by their word none of them was sent. */
 static bool is_unmet(const struct bsd_evidence *e, const struct met *met,
 		     uint32_t count, struct bsd_finding *f)
 {
@@ -504,7 +504,7 @@ static bool is_unmet(const struct bsd_evidence *e, const struct met *met,
 		const struct part *p = part_at(e, met[i].part);
 		const struct unanswered *said =
 			met[i].extracted ? NULL : said_of(p, &met[i].hop);
-		bool misses = !said || said->misses;
+		bool misses = !said || !said->unsent || !said->address_bytes;
 
 		if (said && (misses || !f->name)) {
 			f->name = array_at(&p->texts, said->text_at);
@@ -555,28 +555,11 @@ static int tell_hops(struct telling *t, const struct array *all,
 	return error;
 }
 
-/* Who may have got a request, and was not asked, is missing. */
-static bool misses(const struct bsd_evidence *e, const struct part *p,
-		   const struct unanswered *said)
-{
-	uint64_t id = bs_fnv1a64(BS_FNV1A64_BASIS, "@", 1);
-
-	id = bs_fnv1a64(id, array_at(&p->texts, said->text_at),
-			said->address_bytes);
-	return !has_id(said->unsent ? &e->named : &e->answered, id);
-}
-
 static void sort_unanswered(const struct bsd_evidence *e)
 {
 	for (uint32_t i = 0; i < e->parts.count; i++) {
-		struct part *p = part_at(e, i);
-		struct array *said = &p->unanswered;
+		struct array *said = &part_at(e, i)->unanswered;
 
-		for (uint32_t k = 0; k < said->count; k++) {
-			struct unanswered *one = array_at(said, k);
-
-			one->misses = misses(e, p, one);
-		}
 		if (said->count)
 			qsort(said->entries, said->count,
 			      sizeof(struct unanswered), compare_unanswered);

@@ -175,19 +175,12 @@ def _of_groups(sim: Simulator, trace: TraceId, fired: list[Fired]) -> Iterator[F
 def is_excused(sim: Simulator, trace: TraceId, verdict: Verdict) -> bool:
     """Whether a trace may be less than coherent though nothing befell it that shows in it.
 
-    Three ways, so seldom that what is coherent nevertheless is judged. A node excuses calls that it
-    did not get while it is there, and has said so to who judges. A coordinator that begins anew may
-    hear of a trace by others, and close it, before who fired it is back. And a node that was cut off
-    while it still wrote may be back when the trace is closed.
+    Two ways, so seldom that what is coherent nevertheless is judged. A coordinator that begins anew
+    may hear of a trace by others, and close it, before who fired it is back. And a node that was cut
+    off while it still wrote may be back when the trace is closed.
     """
     world, fired = sim.world, sim.world.by_trace[trace]
-    first_ns = min(f.time_ns for f in fired)
-    told = {reason.kind for reason in verdict.reasons} - {ReasonKind.UNANSWERED}
-    called = {there for request in sim.requests_of(trace) for _, there in request.refused}
-    if told == {ReasonKind.HOP_OUT_UNMET} and any(
-        world.began_ns > first_ns or world.went(name, first_ns) for name in called & set(sim.nodes)
-    ):
-        return True
+    told = {reason.kind for reason in verdict.reasons}
     closed_ns = sim.coordinator.store.traces[trace].first_closed_ns
     if closed_ns is None or ReasonKind.LATE not in told:
         return False

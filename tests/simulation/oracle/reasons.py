@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from coordinator.core.evidence import FindingKind
 from coordinator.core.verdict import Reason, ReasonKind, Verdict
 from protocol.hashing import address_id, node_id
-from protocol.messages import NodeId, SliceFlags, TraceId
+from protocol.messages import SliceFlags, TraceId
 from protocol.verdicts import VerdictKind
 from tests.decoding.evidence import PythonEvidence, missing
 from tests.decoding.slices import PythonDecoder
@@ -56,16 +56,6 @@ NEVER = {
 """Nothing in a simulated world makes any of these true."""
 
 
-UNSURE = {
-    ReasonKind.OPEN,
-    ReasonKind.RESTARTED,
-    ReasonKind.BYTES_MISSING,
-    ReasonKind.STILL_WRITTEN,
-    ReasonKind.NOT_CONNECTED,
-    ReasonKind.NO_ANSWER,
-}
-"""With one of these, a node that has answered may have been asked again, or may have to say more."""
-
 NOT_ALL_HERE = {
     ReasonKind.BYTES_MISSING,
     ReasonKind.RESTARTED,
@@ -87,19 +77,13 @@ def untrue(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
         for _, node in said:
             yield from _untrue_abandoned(sim, trace, node)
         return
-    judged_ns = sim.world.judged_ns[trace, verdict.version]
-    found = _findings(sim, trace, _answered(sim, trace, said, judged_ns, sure=False))
-    surely = _findings(sim, trace, _answered(sim, trace, said, judged_ns, sure=True))
+    found = _findings(sim, trace)
     for kind, nodes in found.items():
         told = {node for said_kind, node in said if said_kind is kind}
         if kind is ReasonKind.PARENT_MISSING:
             wrong = told - nodes or (not told and nodes)
         elif kind is ReasonKind.LOSSY:
             wrong = nodes - told
-        elif kind is ReasonKind.HOP_OUT_UNMET:
-            wrong = nodes - told | told - surely[kind]
-        elif kind is ReasonKind.UNANSWERED:
-            wrong = surely[kind] - told | told - nodes
         else:
             wrong = told ^ nodes
         if wrong:
@@ -152,41 +136,7 @@ def _untrue_abandoned(sim: Simulator, trace: TraceId, node: str) -> Iterator[str
         yield f"{node!r} gave up none of its groups; {by} did"
 
 
-def _answered(
-    sim: Simulator,
-    trace: TraceId,
-    said: set[tuple[ReasonKind, str]],
-    judged_ns: int,
-    *,
-    sure: bool,
-) -> set[NodeId]:
-    """The addresses of the nodes that have answered, and may be there; ``sure``: for sure.
-
-    And have no more to say. One that was restarted, as the coordinator may have been, has to
-    answer once more. Who spoke of a trace by himself, though no trigger is known, was asked nothing.
-    """
-    world = sim.world
-    if sure and (ReasonKind.NO_TRIGGER, "") in said:
-        return set()
-    unsure = {node for kind, node in said if kind in UNSURE} if sure else set()
-    here = {
-        node
-        for node, stored in sim.coordinator.store.traces[trace].slices.items()
-        if stored.status is not None and node not in unsure
-    }
-    if sure:
-        began_again = any(world.began_ns > fired.time_ns for fired in world.by_trace.get(trace, ()))
-        here = {
-            node
-            for node in here
-            if not (began_again or world.was_away(node, judged_ns) or world.restarts_ns.get(node))
-        }
-    else:
-        here = {node for node in here if world.may_be_there(node, judged_ns)}
-    return {address_id(address) for node in here for address in sim.nodes[node].addresses}
-
-
-def _findings(sim: Simulator, trace: TraceId, answered: set[NodeId]) -> dict[ReasonKind, set[str]]:
+def _findings(sim: Simulator, trace: TraceId) -> dict[ReasonKind, set[str]]:
     """What slices say that is wrong, by the nodes that it is about."""
     evidence = PythonEvidence(10**9)
     kept = sim.coordinator.store.traces[trace]
@@ -197,7 +147,7 @@ def _findings(sim: Simulator, trace: TraceId, answered: set[NodeId]) -> dict[Rea
         if said is None or not said.bytes or said.epoch == stored.epoch:
             evidence.add(node_id(node), bytes(stored.data))
         # Else the node has begun another, of which nothing is here yet: nobody speaks of this one.
-    for kind, identity, _ in missing(evidence, answered):
+    for kind, identity, _ in missing(evidence):
         found[OF_FINDINGS[kind]].add(names[identity])
     # Of several children without their parent one is told: each of them may be.
     spans = set(evidence.spans)

@@ -185,15 +185,6 @@ class World:
                 there = comes
         return not there
 
-    def went(self, node: str, after_ns: int) -> bool:
-        """Whether it was away after that."""
-        return not all(comes for at, comes in self.came_and_went.get(node, ()) if at >= after_ns)
-
-    def may_be_there(self, node: str, at_ns: int) -> bool:
-        """Whether the coordinator heard it then, or in a part of that moment."""
-        moment = any(time_ns == at_ns for time_ns, _ in self.came_and_went.get(node, ()))
-        return moment or not self.was_away(node, at_ns)
-
     def of(self, node: str, trace: TraceId) -> Collected:
         return self.collected.get((node, trace), Collected())
 
