@@ -88,9 +88,6 @@ _LATE_S = 1.0
 _ASK_AGAIN_S = 1.0
 _ASK_AGAIN_MAX_S = 64.0
 
-# By how many calls more or less that wait it may be somebody else's fault.
-_CALLS_CHANGED = _CALLS_WAITING_MAX // 2
-
 # Of the loop, in which a message that gRPC has whole comes to who waits for it.
 _TURNS = 3
 
@@ -241,8 +238,6 @@ class Budget:
         self._delivered: Counter[str] = Counter()  # messages, by peer as gRPC writes it
         self._whole: Counter[str] = Counter()  # bytes of those that came to one of several calls
         self._seen: dict[str, _Seen] = {}
-        # How many calls waited when gRPC was asked whose they are, and nobody had too many.
-        self._asked_in_vain = 0
         # Connections that are ended: there until gRPC closes them, when it gets to it.
         self._ended: set[str] = set()
 
@@ -336,8 +331,9 @@ class Budget:
     def end_crowds(self, connections: Callable[[], Iterable[Connection]]) -> bool:
         """End connections of who has the most calls that wait, if too many wait. Whether there are any."""
         of_all = channelz.calls() - sum(calling.calls for calling in self._peers.values())
-        if of_all <= _CALLS_WAITING_MAX or abs(of_all - self._asked_in_vain) < _CALLS_CHANGED:
+        if of_all <= _CALLS_WAITING_MAX:
             return False
+        # Each time, whatever was found before: that as many wait does not mean that the same do.
         # Not all that gRPC has: those of connections that are ended already go by themselves.
         here = {connection.peer for connection in connections()} - self._ended
         waiting = Counter({peer: n for peer, n in channelz.calls_by_peer() if peer in here})
@@ -358,7 +354,6 @@ class Budget:
                 f" most, {most} beyond {_CALLS_OF_A_NODE} on each connection, and all together {total};"
                 f" allowed are {_CALLS_WAITING_MAX}"
             )
-        self._asked_in_vain = 0 if crowds else of_all
         for connection in connections() if crowds else ():
             if connection.peer in crowds:
                 self._counters.connections_ended_calls += 1

@@ -501,27 +501,18 @@ def test_when_the_loop_was_kept_grpc_is_asked_for_its_calls_ever_later(
     assert set(gaps) == {1.5}
 
 
-def test_whose_calls_wait_is_asked_once_if_nobody_has_too_many(
+def test_after_a_fleet_came_at_once_a_crowd_is_still_ended(
     looked: Looked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = {looked.add(f"ipv4:10.0.0.{n}:1").peer: 2 for n in range(250)}
-    asked = 0
-
-    def by_peer() -> Any:
-        nonlocal asked
-        asked += 1
-        return waiting.items()
-
-    monkeypatch.setattr(channelz, "calls", lambda: sum(waiting.values()))
-    monkeypatch.setattr(channelz, "calls_by_peer", by_peer)
-    for _ in range(10):
-        assert not looked.budget.end_crowds(lambda: looked.fakes)
-    assert asked == 1
-    evil = looked.add("ipv4:10.1.0.1:1")
-    waiting[evil.peer] = 600
-    assert looked.budget.end_crowds(lambda: looked.fakes)
-    assert asked == 2
-    assert evil.is_shut
+    """A fleet came at once, and was let in; then one peer begins as many calls as all of it."""
+    fleet = {f"ipv4:10.0.{n % 8}.{n // 8}:1": 2 for n in range(2000)}
+    evil = "ipv4:10.1.0.1:1"
+    calls = {**fleet, evil: 0}
+    waiting = Waiting(looked, monkeypatch, calls)
+    assert not waiting.ended()
+    calls.update(dict.fromkeys(fleet, 0))
+    calls[evil] = 4000
+    assert waiting.ended() == [evil]
 
 
 def test_connections_without_a_call_are_few_for_each_address(looked: Looked) -> None:
