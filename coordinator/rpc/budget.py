@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -83,7 +84,7 @@ _LOOK_EVERY_S = 10.0
 _GROWN_BYTES = UNDELIVERED_BYTES_MAX
 
 # A crowd keeps the loop from a glance for so long. A full machine does so, too: if there was none,
-# nobody asks again before twice the time.
+# nobody asks again before twice the time, unless memory grows.
 _LATE_S = 1.0
 _ASK_AGAIN_S = 1.0
 _ASK_AGAIN_MAX_S = 64.0
@@ -161,21 +162,25 @@ class _Asking:
     glanced_s: float
     asked_s: float
     again_s: float = _ASK_AGAIN_S
-    bytes_least: int | None = None  # since the last question
+    # Since the last question:
+    was_late: bool = False
+    bytes_least: float = math.inf
+    has_grown: bool = False
 
     def is_due(self, now_s: float, bytes_now: int) -> bool:
         """Whether to ask now."""
-        is_late = now_s - self.glanced_s >= _LATE_S
+        if now_s - self.glanced_s >= _LATE_S:
+            self.was_late = True
         self.glanced_s = now_s
-        if self.bytes_least is None or bytes_now < self.bytes_least:
-            self.bytes_least = bytes_now
-        has_grown = bytes_now - self.bytes_least >= _GROWN_BYTES
-        return has_grown or (is_late and now_s - self.asked_s >= self.again_s)
+        self.bytes_least = min(self.bytes_least, bytes_now)
+        self.has_grown = bytes_now - self.bytes_least >= _GROWN_BYTES
+        return self.has_grown or (self.was_late and now_s - self.asked_s >= self.again_s)
 
-    def asked(self, now_s: float, *, has_ended: bool) -> None:
-        """It was asked. What that has leaked is there at the next glance, and has not grown since."""
-        self.asked_s, self.bytes_least = now_s, None
-        self.again_s = _ASK_AGAIN_S if has_ended else min(2 * self.again_s, _ASK_AGAIN_MAX_S)
+    def asked(self, now_s: float, bytes_now: int, *, has_ended: bool) -> None:
+        """It was asked. What that has leaked is in ``bytes_now``; what comes from now on has grown."""
+        is_in_vain = not has_ended and not self.has_grown
+        self.again_s = min(2 * self.again_s, _ASK_AGAIN_MAX_S) if is_in_vain else _ASK_AGAIN_S
+        self.asked_s, self.was_late, self.bytes_least = now_s, False, bytes_now
 
 
 _Holder: TypeAlias = Identity | str
@@ -313,14 +318,11 @@ class Budget:
             # Where all files are taken by connections nothing can be opened, until gRPC has
             # closed those that are idle.
             with contextlib.suppress(OSError):
-                now_s, bytes_now = self._clock(), resident_bytes()
-                is_due = asking.is_due(now_s, bytes_now)
+                now_s = self._clock()
+                is_due = asking.is_due(now_s, resident_bytes())
                 if is_due:
-                    has_ended = False
-                    try:
-                        has_ended = self.end_crowds(connections)
-                    finally:
-                        asking.asked(now_s, has_ended=has_ended)
+                    has_ended = self.end_crowds(connections)
+                    asking.asked(now_s, resident_bytes(), has_ended=has_ended)
                 if is_due or now_s - looked_s >= _LOOK_EVERY_S or not is_settled:
                     # Messages that are whole already are taken first.
                     for _ in range(_TURNS):

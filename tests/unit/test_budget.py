@@ -402,12 +402,16 @@ class Memory:
         self.calls = 0
         self.glance_s = 0.1
         self.each_glance: Callable[[], None] = lambda: None
+        self._is_asked = False
         self._looked = looked
         monkeypatch.setattr(budget, "resident_bytes", self._resident)
         monkeypatch.setattr(channelz, "calls", self._calls)
         monkeypatch.setattr(budget, "_GLANCE_S", 0)
 
     def _resident(self) -> int:
+        if self._is_asked:  # it is looked at after the question too
+            self._is_asked = False
+            return self.bytes
         self.glances += 1
         self.each_glance()
         return self.bytes
@@ -415,6 +419,7 @@ class Memory:
     def _calls(self) -> int:
         self.asked_s.append(self._looked.now_s)
         self.bytes += self.leaks_bytes
+        self._is_asked = True
         return self.calls
 
     def watch(self, glances: int) -> None:
@@ -473,6 +478,49 @@ def test_what_a_question_leaks_is_no_reason_for_another(
     memory.each_glance = grow
     memory.watch(glances=1000)
     assert len(memory.asked_s) == 1
+
+
+def test_what_comes_after_a_question_is_a_reason_for_another(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before the next glance, from which a crowd may keep the loop."""
+    memory = Memory(looked, monkeypatch)
+
+    def grow() -> None:
+        memory.bytes += UNDELIVERED_BYTES_MAX if memory.glances in {2, 3} else 0
+
+    memory.each_glance = grow
+    memory.watch(glances=1000)
+    assert len(memory.asked_s) == 2
+
+
+def test_that_the_loop_was_kept_is_not_forgotten(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though gRPC was asked in vain just before."""
+    memory = Memory(looked, monkeypatch)
+
+    def keep() -> None:
+        memory.glance_s = 1.5 if memory.glances in {1, 2} else 0.1
+
+    memory.each_glance = keep
+    memory.watch(glances=1000)
+    first_s, second_s = memory.asked_s
+    assert second_s - first_s == pytest.approx(2, abs=0.11)
+
+
+def test_that_memory_grows_does_not_put_off_what_keeps_the_loop(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(looked, monkeypatch)
+
+    def grow_and_keep() -> None:
+        memory.bytes += UNDELIVERED_BYTES_MAX if 1 < memory.glances < 10 else 0
+        memory.glance_s = 1.5 if memory.glances == 10 else 0.1
+
+    memory.each_glance = grow_and_keep
+    memory.watch(glances=11)
+    assert len(memory.asked_s) == 9
 
 
 def test_when_the_loop_was_kept_grpc_is_asked_for_its_calls_ever_later(
