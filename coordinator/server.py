@@ -72,6 +72,11 @@ _TICK_NS = 50_000_000
 # Of what is stored, in one turn of the loop: what a node's probe of its clock may be off by then.
 _RECOVERED_AT_ONCE_NS = 5_000_000
 
+# When no read of the store has failed for so long, the next that fails is logged again. Until it can be
+# read one fails more often: nodes say again what was not heard, a minute later or when they are back.
+# That one works does not end it, since another page may be bad.
+_READABLE_AGAIN_S = 300.0
+
 # At the end, for what is being sent.
 _STOP_GRACE_S = 0.5
 
@@ -153,6 +158,7 @@ class CoordinatorServer:
         self._timer: asyncio.TimerHandle | None = None
         self._recovering: asyncio.Handle | None = None
         self._said_unreadable = ""
+        self._unreadable_at_s = 0.0  # the last time
         self._server = grpc.aio.server(
             options=listener.options(identified=settings.tls is not None)
         )
@@ -237,8 +243,10 @@ class CoordinatorServer:
         except sqlite3.Error as error:
             path = self._settings.store_path
             # Whoever speaks of it says that again and again.
-            why = in_words(path, error)
-            if why != self._said_unreadable:
+            why, now_s = in_words(path, error), time.monotonic()
+            is_new = now_s - self._unreadable_at_s >= _READABLE_AGAIN_S
+            self._unreadable_at_s = now_s
+            if why != self._said_unreadable or is_new:
                 self._said_unreadable = why
                 self._log.error(
                     f"{path}: cannot read closed traces: {why}. What nodes say of these is not heard,"

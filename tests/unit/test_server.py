@@ -8,6 +8,7 @@ import json
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from google.protobuf.message import Message
 
 from coordinator import queries, server
+from coordinator.core.closed import UnreadableError
 from coordinator.core.records import AppendSlice, Write
 from coordinator.rpc import nodes, streams
 from coordinator.server import CoordinatorServer
@@ -53,7 +55,7 @@ from runtime.settings.coordinator import AccessSettings, Settings, StoreSettings
 from testbed.encoding import encode_piece, encode_record
 from testbed.ports import free_port
 from tests.export.collected import FRONT, TRACE
-from tests.unit.logs import SILENT
+from tests.unit.logs import SILENT, logs_to
 from tests.unit.reading_here import ReadingHere
 from tests.unit.test_query import put_trace
 from tests.unit.test_store import driver
@@ -507,6 +509,32 @@ def test_what_the_store_cannot_read_is_not_heard(
             assert here.counters.not_heard == 1
 
     asyncio.run(run())
+
+
+def test_that_the_store_cannot_be_read_is_said_once_each_time_that_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each trace of one bad page, between those that can be read."""
+    said: list[str] = []
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+
+    async def run() -> None:
+        nonlocal now_s
+        settings = Settings("127.0.0.1:0", store=StoreSettings(str(tmp_path / "t.sqlite")))
+        here = CoordinatorServer(settings, 1, logs_to(said))
+        monkeypatch.setattr(here, "_closed", Mock(closed=_unreadable))
+        for said_times in (1, 2):
+            for _ in range(100):
+                now_s += 60
+                with pytest.raises(UnreadableError):
+                    here._closed_trace(trigger(1).group.primary)
+                here._closed_trace(trigger(2).group.primary)
+            assert len(said) == said_times
+            now_s += 7 * 24 * 3600
+
+    asyncio.run(run())
+    assert all("cannot read closed traces: " in text for text in said)
 
 
 @pytest.mark.parametrize("refuses", ["reading", "guard"])
