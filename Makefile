@@ -198,7 +198,7 @@ test-all: test-c test-fuzz test-weak test-arm64 test-python
 	$(PYTEST) tests -m slow
 	scripts/with-tmp $(PYTHON) -m tests.mutants
 
-# Of the tests that `test` leaves out, others each time: none begins after so many seconds.
+# Of the tests that `test` leaves out, others each time: none begins so many seconds after the first.
 SHARE_S := 900
 test-share: build
 	$(PYTEST) tests -m 'slow and not campaign' -p tests.share --share-s $(SHARE_S)

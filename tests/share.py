@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a share of the tests: in an order that is drawn, as many as begin in so many seconds.
+"""Run a share of the tests: in an order that is drawn, as many as begin within so many seconds.
 
 A plugin for pytest (``-p tests.share --share-s 900``). For tests that take too long to be run
-all each time. What is left for other runs is counted in the summary; it is drawn by the
-seed in the head, so that a run can be repeated.
+all each time. The time begins with the first, so that one is always run: a run of none would
+be a success. What is left for other runs is counted in the summary; it is drawn by the seed
+in the head, so that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.conftest import new_seeds
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--share-s", type=float, required=True, help="begin no test after so many seconds"
+        "--share-s", type=float, required=True, help="begin no test so many seconds after the first"
     )
 
 
@@ -32,7 +33,8 @@ class Share:
     """Which tests are run."""
 
     def __init__(self, share_s: float) -> None:
-        self._ends_s = time.monotonic() + share_s
+        self._share_s = share_s
+        self._ends_s: float | None = None  # to find the tests takes none of it
         self._left = 0
 
     @pytest.hookimpl(tryfirst=True)  # type: ignore[untyped-decorator] # Debian's pluggy has no types
@@ -50,7 +52,11 @@ class Share:
 
     @pytest.hookimpl(tryfirst=True)  # type: ignore[untyped-decorator]
     def pytest_runtest_protocol(self) -> bool | None:
-        if time.monotonic() < self._ends_s:
+        now_s = time.monotonic()
+        if self._ends_s is None:
+            self._ends_s = now_s + self._share_s
+            return None
+        if now_s < self._ends_s:
             return None
         self._left += 1
         return True  # as if it had been run

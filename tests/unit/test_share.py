@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share of the tests: others each time, the same by the same seed, and none too late."""
+"""A share of the tests: others each time, the same by the same seed, one at least, and none too late."""
 
 from __future__ import annotations
 
@@ -49,7 +49,20 @@ def test_all_are_run_where_there_is_time_in_an_order_that_the_seed_draws(
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_none_begins_when_the_time_is_over(repository: Path, tmp_path: Path) -> None:
+def test_none_begins_when_the_time_is_over_but_the_first(repository: Path, tmp_path: Path) -> None:
     ran, left = run(repository, tmp_path, 0, seed=1)
-    assert ran == []
-    assert left == len(FILES) * TESTS
+    assert len(ran) == 1
+    assert left == len(FILES) * TESTS - 1
+
+
+def test_what_comes_before_the_first_test_takes_none_of_the_time(
+    repository: Path, tmp_path: Path
+) -> None:
+    """Such as to find the tests, which takes as long as it likes."""
+    (tmp_path / "conftest.py").write_text(
+        "import time\n"
+        "before = time.monotonic\n"
+        "def pytest_collection_finish(): time.monotonic = lambda: before() + 1e7\n"
+    )
+    _, left = run(repository, tmp_path, 1e6, seed=1)
+    assert left == 0
