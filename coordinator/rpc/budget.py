@@ -64,6 +64,9 @@ _BESIDE_BYTES = 64 << 10
 _WITH_A_MESSAGE_BYTES = 5 + 9 + 13
 _WITH_ITS_BYTES_SHIFT = 10
 
+# How long a peer may send on a call that ended, until it has heard so.
+_UNHEARD_S = 1.0
+
 # Connections of an address on which nobody calls, though they are there for so long: all nodes
 # may come at once from behind one, when a coordinator begins.
 IDLE_CONNECTIONS_MAX = 128
@@ -95,10 +98,19 @@ _TURNS = 3
 
 @dataclass(slots=True)
 class _Calling:
-    """Of a peer: how many calls it has, and who it is."""
+    """Of a peer: how many calls it has, who it is, and when one of several ended, if just now."""
 
     calls: int
     identity: Identity | None
+    ended_s: float | None = None
+
+    def take_ended(self, now_s: float) -> bool:
+        """Whether one of several ended since the last look, or so shortly before that more of it came."""
+        if self.ended_s is None:
+            return False
+        if now_s - self.ended_s >= _UNHEARD_S:
+            self.ended_s = None
+        return True
 
 
 @dataclass(slots=True)
@@ -108,8 +120,8 @@ class _Seen:
     ``since_s``: when it was seen first. ``delivered``: messages until then. At ``begun_s`` none
     was under way, and the kernel had received ``received`` bytes, or as much of them as was no more
     under way at the last look, when ``whole`` bytes had come in messages of one of several calls.
-    ``pending``: what came since then, without pings, at the last look; since ``much_since_s`` it is
-    more than comes beside messages.
+    ``pending``: what came since then, without pings, at the last look; ``left`` of it may be of calls
+    that ended meanwhile. Since ``much_since_s`` the rest is more than comes beside messages.
     """
 
     since_s: float
@@ -118,15 +130,20 @@ class _Seen:
     delivered: int = 0
     whole: int = 0
     pending: int = 0
+    left: int = 0
     much_since_s: float | None = None
 
     def begin(self, now_s: float, received: int, delivered: int) -> None:
         """Nothing is under way now."""
         self.begun_s, self.received, self.delivered = now_s, received, delivered
-        self.pending, self.much_since_s = 0, None
+        self.pending, self.left, self.much_since_s = 0, 0, None
 
-    def look(self, now_s: float, received: int, whole: int) -> None:
-        """So much came until now, ``whole`` of it in messages of one of several calls."""
+    def look(self, now_s: float, received: int, whole: int, *, has_ended: bool) -> None:
+        """So much came until now, ``whole`` of it in messages of one of several calls.
+
+        ``has_ended``: one of these. gRPC drops what it has of that one's message, so it is no part of
+        one. But it counts: nobody knows how much it is, and the others could hide theirs by it.
+        """
         came_whole = whole - self.whole
         # What they may have had with them, and had not, is not kept for later.
         self.received, self.whole = min(received, self.received + came_whole), whole
@@ -134,7 +151,8 @@ class _Seen:
             self.much_since_s = None  # it may be none of what was under way
         pings = int(_PINGS_BYTES_S * (now_s - self.begun_s))
         self.pending = max(0, received - self.received - pings)
-        if self.pending <= _BESIDE_BYTES:
+        self.left = self.pending if has_ended else min(self.left, self.pending)
+        if self.pending - self.left <= _BESIDE_BYTES:
             self.much_since_s = None
         elif self.much_since_s is None:
             self.much_since_s = now_s
@@ -142,9 +160,14 @@ class _Seen:
     def why_not(self, now_s: float, received: int) -> str | None:
         """Why what is under way is too much, or has been for too long; None if it is not."""
         if received - self.received > UNDELIVERED_BYTES_MAX:
+            of_what = (
+                "messages that are not whole, or whose calls ended"
+                if self.left
+                else "a message that is not whole yet"
+            )
             return (
-                f"sent {received - self.received >> 20} MiB of a message that is not whole yet; messages"
-                f" have at most {wire.MESSAGE_BYTES_MAX >> 20} MiB"
+                f"sent {received - self.received >> 20} MiB of {of_what}; messages have at most"
+                f" {wire.MESSAGE_BYTES_MAX >> 20} MiB"
             )
         if self.much_since_s is not None and now_s - self.much_since_s >= UNFINISHED_S:
             return f"sent a part of a message, and in {UNFINISHED_S:g} s not the rest of it"
@@ -272,7 +295,9 @@ class Budget:
             yield
         finally:
             calling.calls -= 1
-            if not calling.calls:
+            if calling.calls:
+                calling.ended_s = self._clock()
+            else:
                 del self._peers[name]
                 self._delivered[peer] += 1  # gRPC drops what else came
             if identity is not None:
@@ -388,7 +413,8 @@ class Budget:
             if messages[peer] != one.delivered or is_unread:
                 one.begin(now_s, received, messages[peer])
             pending_before = one.pending
-            one.look(now_s, received, self._whole[peer])
+            has_ended = calling is not None and calling.take_ended(now_s)
+            one.look(now_s, received, self._whole[peer], has_ended=has_ended)
             why = one.why_not(now_s, received)
             if why is not None:
                 self._end_unfinished(connection, why)

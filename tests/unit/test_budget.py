@@ -205,6 +205,50 @@ def test_one_of_several_calls_of_a_connection_does_not_hide_the_others(
     assert one.is_shut
 
 
+@pytest.mark.parametrize("late", [0, 200_000])
+def test_what_a_call_that_ended_leaves_is_no_part_of_a_message(looked: Looked, late: int) -> None:
+    """GRPC drops it, also what comes a little late, and the node has begun the next call."""
+    one = looked.add("ipv4:10.0.0.1:1")
+    with looked.budget.call(one.peer, None):
+        with looked.budget.call(one.peer, None):
+            looked.look()
+            one.bytes_received += 1 << 20
+            looked.look()
+        with looked.budget.call(one.peer, None):
+            looked.now_s += 0.1
+            looked.look()
+            one.bytes_received += late
+            for _ in range(20):
+                looked.now_s += 10
+                one.bytes_received += 3000
+                looked.budget.delivered(one.peer, 2900)
+                looked.look()
+            assert not one.is_shut
+            # What comes on those that go on is one.
+            one.bytes_received += 100_000
+            looked.look()
+            looked.now_s += UNFINISHED_S
+            looked.look()
+            assert one.is_shut
+
+
+def test_what_calls_that_ended_leave_counts_with_what_the_others_have(looked: Looked) -> None:
+    """Nobody knows whose it is, so who ends calls could hide a message without an end."""
+    one = looked.add("ipv4:10.0.0.1:1")
+    with looked.budget.call(one.peer, None):
+        looked.look()
+        for _ in range(5):
+            with looked.budget.call(one.peer, None):
+                one.bytes_received += 2 << 20
+            looked.look()
+            looked.now_s += 10
+    assert one.is_shut
+    (said,) = looked.said
+    assert said.endswith(
+        "sent 10 MiB of messages that are not whole, or whose calls ended; messages have at most 4 MiB"
+    )
+
+
 def test_what_messages_might_have_had_with_them_hides_nothing_later(looked: Looked) -> None:
     one = looked.add("ipv4:10.0.0.1:1")
     with looked.budget.call(one.peer, None), looked.budget.call(one.peer, None):
