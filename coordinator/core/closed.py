@@ -172,12 +172,11 @@ class ClosedTraces:
         # As many may be what there was room for at the start.
         self._are_all = self._are_all and len(self._outcomes) < self._config.closed_max
 
-    def take(self, trace: TraceId) -> Outcome | None:
-        """What is known of a trace that is not closed any more."""
-        outcome = self.get(trace)
-        if self._outcomes.pop(trace, None) is not None and outcome is not None:
+    def forget(self, trace: TraceId) -> None:
+        """A trace is not closed any more."""
+        outcome = self._outcomes.pop(trace, None)
+        if outcome is not None:
             self._items -= outcome.items
-        return outcome
 
     def _are_too_many(self) -> bool:
         config = self._config

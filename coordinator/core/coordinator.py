@@ -497,7 +497,7 @@ class CoordinatorCore:
             if not lacks and (outcome is not None or not status.open_handles):
                 self._lifecycle.release_again(status.trace, node)
                 return
-            trace = self._lifecycle.begin(status.trace, node.id, now_ns)
+            trace = self._lifecycle.begin(status.trace, node.id, now_ns, outcome)
         elif trace.is_released:
             known_part = trace.parts.get(node.id)
             here = self._lifecycle.slice_of(trace, known_part) if known_part is not None else None
@@ -566,7 +566,7 @@ class CoordinatorCore:
                 upto = max(known.length, end) if same else end
                 self._assembly.decline(stream, node, chunk, upto)
                 return
-            trace = self._lifecycle.begin(chunk.trace, node.id, now_ns)
+            trace = self._lifecycle.begin(chunk.trace, node.id, now_ns, outcome)
             self._lifecycle.news(trace, now_ns)
         is_first = node.id not in trace.parts
         part = self._traversal.part_of(trace, node, now_ns)

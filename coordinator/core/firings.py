@@ -190,7 +190,7 @@ class Firings:
             if not _is_begun(outcome):
                 continue
             trace = self._lifecycle.traces.get(trace_id)
-            trace = trace or self._lifecycle.begin(trace_id, node.id, now_ns)
+            trace = trace or self._lifecycle.begin(trace_id, node.id, now_ns, outcome)
             named = self._is_named(trace, name)
             if self._traversal.fired(
                 trace,

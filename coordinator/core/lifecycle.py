@@ -149,8 +149,11 @@ class Lifecycle:
         """Of a closed trace; None where it is not one. Raises UnreadableError."""
         return None if trace_id in self.traces else self.closed.get(trace_id)
 
-    def begin(self, trace_id: TraceId, by: NodeId, now_ns: int) -> Trace:
-        """A trace of which a node spoke, and that is not in memory; a closed one goes on from its outcome."""
+    def begin(self, trace_id: TraceId, by: NodeId, now_ns: int, outcome: Outcome | None) -> Trace:
+        """A trace of which a node spoke, and that is not in memory; a closed one goes on from its outcome.
+
+        Who calls this has asked for that before: the store may be unreadable, or be so by now.
+        """
         evidence = Evidence(self._config.evidence_per_trace_max)
         provisional_at_ns = now_ns + self._config.provisional_ns
         trace = Trace(
@@ -163,7 +166,7 @@ class Lifecycle:
         )
         self.traces[trace_id] = trace
         self._memory.begin(trace, by)
-        outcome = self.closed.take(trace_id)
+        self.closed.forget(trace_id)
         if outcome is not None:
             self._memory.add_stored(trace, outcome.stored_bytes)
             self._write_reopened(trace_id)

@@ -76,7 +76,7 @@ class Recovery:
             return
         # Charged to its triggers when these are here.
         by = node_id(stored.slices[0].node if stored.slices else "")
-        trace = self._lifecycle.begin(stored.trace, by, self._now_ns)
+        trace = self._lifecycle.begin(stored.trace, by, self._now_ns, None)
         trace.reported_ns = None
         trace.verdict = stored.verdict
         for known in stored.slices:

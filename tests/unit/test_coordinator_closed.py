@@ -308,6 +308,38 @@ def test_what_is_said_of_a_trace_is_not_heard_while_the_store_cannot_be_read() -
     assert bytes(kept.slices["n1"].data) == before
 
 
+def test_what_was_known_before_the_store_failed_is_taken_up() -> None:
+    """To read of a lateral pushes out what is remembered of the primary, which cannot be read then."""
+    harness = Harness(CoordinatorConfig(closed_max=1))
+    harness.cluster("n1")
+    other = trace_id("O")
+    for trace in (other, T):
+        # Nobody had anything, so a firing begins them anew.
+        harness.fire("n1", trace)
+        harness.status("n1", trace, held=False)
+        wait_for_the_end(harness)
+    assert list(harness.core._lifecycle.closed._outcomes) == [T]
+    reads = harness.core._lifecycle.closed._stored
+
+    def fails(trace: TraceId) -> StoredTrace | None:
+        if trace == T:
+            raise UnreadableError
+        return reads(trace)
+
+    harness.core._lifecycle.closed._stored = fails
+    group = harness.fire("n1", T, "again", laterals=(other,))
+    assert (group, "n1") in harness.store.triggers
+    for trace in (other, T):
+        assert list(harness.core._traces[trace].groups) == [group]
+        harness.deliver(trace, {"n1": preamble() + run(*span(1))})
+    wait_for_the_end(harness)
+    for trace in (other, T):
+        verdict = harness.store.traces[trace].verdict
+        assert verdict is not None
+        assert (verdict.kind, verdict.version) == (VerdictKind.COHERENT, 2)
+        assert harness.store.traces[trace].released
+
+
 # ------------------------------------------------------- collected once more
 
 DATA = [encode_record(Data(1, bytes([number]) * 12), 0) for number in range(8)]
