@@ -238,8 +238,13 @@ class Assembly:
             if node is not None and node.stream is not None:
                 self._ack(node.stream, trace, part, hurried=again, again=again)
         elif node is not None and node.stream is not None:
+            # So is it where nothing else is here that would be kept instead.
+            again = trace is not None and (part is None or part.is_empty)
+            end = 0 if again else effect.end
             hurried = self.credit.hurries(node.stream)
-            self._outbox.ack(node.stream, effect.trace, effect.epoch, effect.end, hurried=hurried)
+            self._outbox.ack(
+                node.stream, effect.trace, effect.epoch, end, hurried=hurried, again=again
+            )
 
     def _ack(
         self, stream: int, trace: Trace, part: Part, *, hurried: bool = False, again: bool = False

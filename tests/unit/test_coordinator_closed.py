@@ -498,11 +498,11 @@ def test_what_is_released_and_comes_up_again_has_a_verdict_where_the_store_delet
     assert kinds(harness.store.traces[T].verdict) == {ReasonKind.DELETED}
 
 
-def told(harness: Harness) -> list[SliceAck | Release]:
-    """What n1 was told by which it lets go of something."""
-    acks = [ack for name, reply in harness.replied if name == "n1" for ack in reply.acks]
+def told(harness: Harness, node: str = "n1") -> list[SliceAck | Release]:
+    """What a node was told by which it lets go of something."""
+    acks = [ack for name, reply in harness.replied if name == node for ack in reply.acks]
     harness.replied.clear()
-    said = [message for name, message in harness.take_said() if name == "n1"]
+    said = [message for name, message in harness.take_said() if name == node]
     return [*acks, *(message for message in said if isinstance(message, Release))]
 
 
@@ -583,3 +583,32 @@ def test_what_nobody_wanted_is_sent_again_when_it_is_fired_again_at_once() -> No
     harness.send("n1", T, 4, b"efghijklmnop")
     harness.save()
     assert bytes(harness.store.traces[T].slices["n1"].data) == b"abcdefghijklmnop"
+
+
+@pytest.mark.parametrize("first", ["n1", "n2"])
+@pytest.mark.parametrize("is_blank", [False, True], ids=["not heard of", "had nothing"])
+def test_what_nobody_wanted_is_sent_again_of_who_had_no_bytes_before(
+    is_blank: bool, first: str
+) -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2", "n3")
+    group = harness.fire("n1", T)
+    harness.status("n1", T, 4, ["n2"] * is_blank)
+    harness.send("n1", T, 0, b"abcd")
+    harness.status("n3", T, 4)
+    if is_blank:
+        harness.status("n2", T, held=False)
+    harness.say("n3", Abandoned(group))
+    wait_for_the_end(harness)
+    told(harness)
+    harness.autosave = False
+    harness.fire("n1", trace_id("another"))
+    # By another stream than its firing, which it overtakes.
+    harness.send("n2", T, 0, b"efgh", epoch=2)
+    harness.fire(first, T, "again")
+    harness.save()
+    assert told(harness, "n2") == [SliceAck(T, 0, 2, again=True)]
+    harness.status("n2", T, 4, epoch=2)
+    harness.send("n2", T, 0, b"efgh", epoch=2)
+    harness.save()
+    assert bytes(harness.store.traces[T].slices["n2"].data) == b"efgh"
