@@ -151,6 +151,15 @@ class Assembly:
             part.restarted = True
         return True
 
+    @staticmethod
+    def hold(part: Part, epoch: int, end: int) -> None:
+        """A chunk fits nowhere: its node holds all before ``end`` until the trace is closed.
+
+        A late chunk is of a slice that the node has let go of, and says nothing of the last one.
+        """
+        if part.of_no_use is None or not is_earlier(epoch, part.of_no_use[0]):
+            part.of_no_use = epoch, end
+
     def within_bounds(self, status: SliceStatus) -> SliceStatus:
         """What a node says of its slice, as far as it is stored."""
         if status.bytes <= self._slice_bytes_max:

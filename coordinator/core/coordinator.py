@@ -591,14 +591,14 @@ class CoordinatorCore:
                 self._assembly.ignore(stream, chunk)
             else:
                 self._assembly.begin_again(stream, chunk)
-            part.of_no_use = (chunk.epoch, end)
+            self._assembly.hold(part, chunk.epoch, end)
             return
         over = end - max(chunk.offset, self._config.slice_bytes_max)
         self.counters.bytes_over_slice_max += max(0, over)
         gap = chunk.offset > part.received and over <= 0
         self.counters.chunks_with_gap += gap
         if gap:
-            part.of_no_use = (chunk.epoch, end)
+            self._assembly.hold(part, chunk.epoch, end)
         fresh = self._assembly.take(stream, node, trace, part, chunk)
         if fresh:
             named = trace.evidence.add(node.id, fresh)

@@ -525,6 +525,19 @@ def test_a_node_lets_go_of_what_fits_nowhere_when_the_trace_is_closed(epoch: int
     assert told(harness) == [SliceAck(T, 20, epoch), Release(T)]
 
 
+@pytest.mark.parametrize("known", [3, 1], ids=["its slice was told", "it was not"])
+def test_a_node_lets_go_of_what_fits_nowhere_though_an_earlier_slice_comes_late(known: int) -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.status("n1", T, 8, epoch=known)
+    harness.send("n1", T, 4, b"efgh", 3)
+    harness.send("n1", T, 4, b"late", 2)
+    told(harness)
+    wait_for_the_end(harness)
+    assert told(harness) == [SliceAck(T, 8, 3), Release(T)]
+
+
 def test_what_fitted_nowhere_is_not_missed_again() -> None:
     harness = Harness()
     harness.cluster("n1")
