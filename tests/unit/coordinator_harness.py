@@ -97,7 +97,9 @@ class Harness:
 
         def remember(closed: Closed) -> None:
             for node, epoch, end in closed.of_no_use:
-                self._of_no_use[node, closed.trace, epoch] = end
+                # It may be closed once more before the first time is durable, and then be told of both.
+                key = (node, closed.trace, epoch)
+                self._of_no_use[key] = max(end, self._of_no_use.get(key, 0))
             on_closed(closed)
 
         core._lifecycle.on_closed = remember  # type: ignore[method-assign]

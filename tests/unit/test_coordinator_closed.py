@@ -554,6 +554,23 @@ def test_what_fitted_nowhere_is_not_missed_again() -> None:
     assert harness.core.counters.traces_late == 0
 
 
+def test_what_fitted_nowhere_is_let_go_of_though_it_is_closed_twice_at_once() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.autosave = False
+    harness.fire("n1", T)
+    harness.send("n1", T, 8, b"ijkl")
+    wait_for_the_end(harness)
+    # Nothing of that is durable. The same comes once more, and, fired again, what is before it.
+    harness.send("n1", T, 8, b"ijkl")
+    harness.fire("n1", T, "again")
+    harness.send("n1", T, 4, b"efgh")
+    told(harness)
+    wait_for_the_end(harness)
+    harness.save()
+    assert told(harness) == [SliceAck(T, 12, 1), Release(T)]
+
+
 def test_what_was_let_go_while_it_was_given_up_is_missing_when_it_is_fired_again() -> None:
     harness = Harness()
     harness.cluster("n1", "n2")
