@@ -115,7 +115,9 @@ class Assembly:
         if epoch == part.epoch_before and (part.is_whole or not told):
             # Where nothing is kept, nobody may forget for it what he still has.
             return not part.is_whole or (not told and not part.received)
-        if part.is_empty:
+        # Late, of one that its node let go of before it spoke of this one.
+        was_let_go = not told and is_earlier(epoch, part.epoch)
+        if part.is_empty and not was_let_go:
             said = part.status
             if (
                 said is not None
@@ -127,12 +129,10 @@ class Assembly:
             part.epoch, part.status = epoch, None
             return True
         part.restarted = True
-        if part.is_whole:
+        if part.is_whole and not part.is_empty:
             part.epoch_before = epoch
             return False
-        if not told and is_earlier(epoch, part.epoch):
-            return True  # late, of one that its node let go of before it spoke of this one
-        if begins:
+        if begins and not was_let_go:
             part.epoch_before, part.epoch, part.status = part.epoch, epoch, None
             part.received = part.durable = 0
             trace.evidence.restart(part.node)

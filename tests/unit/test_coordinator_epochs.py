@@ -422,3 +422,23 @@ def test_a_late_chunk_does_not_cost_the_slice_whose_status_overtook_it() -> None
     acks = [ack for _, reply in harness.replied for ack in reply.acks]
     assert not any(ack.again for ack in acks), "it is sent again and again"
     assert bytes(harness.store.traces[T].slices["n1"].data) == b"abcdefgh"
+
+
+@pytest.mark.parametrize("handles", [0, 1])
+def test_a_late_chunk_does_not_take_the_place_of_a_slice_without_bytes(handles: int) -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": SLICES["n1"]})
+    harness.status("n2", T, 0, held=True, open_handles=handles, epoch=2)
+    harness.send("n2", T, 0, N2, 1)
+    assert acked(harness) == []
+    harness.wait(5 * S)
+    assert harness.core._traces[T].is_awaited == bool(handles)
+    if not handles:
+        assert judged(harness) == ("partial", {("restarted", "n2"), ("hop_out_unmet", "n1")})
+    harness.status("n2", T, len(LONGER), held=True, epoch=2)
+    harness.send("n2", T, 0, LONGER, 2)
+    harness.wait(5 * S)
+    assert stored(harness) == (2, LONGER)
+    assert judged(harness) == RESTARTED
