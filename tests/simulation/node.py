@@ -8,6 +8,8 @@ machine may die for good, its clock may be off or step.
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -97,6 +99,7 @@ class SimNode:
     _looks: int = 0
     _redialing: bool = False
     _paused_to_ns: int = 0
+    _waiting: deque[Callable[[], None]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.pool = PoolModel(self.pool_config, self.name)
@@ -238,11 +241,26 @@ class SimNode:
         self.core.on_slices_connected(self.mono_ns(), self.slices_connects)
         self.slices.send_up((self.name, self.incarnation, self.slices_connects))
 
-    def on_broken(self, stream: Stream, core: NodeCore | None) -> None:
-        if self.core is None or self.core is not core:
-            return
+    def _wait(self, action: Callable[[], None]) -> None:
+        """While it stands still, what reaches it waits, in order."""
+        self._waiting.append(action)
+        self.scheduler.at(self._paused_to_ns, self._go_on)
+
+    def _go_on(self) -> None:
         if self._paused_to_ns > self.scheduler.now_ns:
-            self.scheduler.at(self._paused_to_ns, lambda: self.on_broken(stream, core))
+            self.scheduler.at(self._paused_to_ns, self._go_on)  # it stands still for longer
+            return
+        self._waiting.popleft()()
+
+    def on_broken(self, stream: Stream, core: NodeCore | None) -> None:
+        """It notices that a stream is gone, if it is still the one that had it."""
+        if self._paused_to_ns > self.scheduler.now_ns or self._waiting:
+            self._wait(lambda: self._broken(stream, core))
+        else:
+            self._broken(stream, core)
+
+    def _broken(self, stream: Stream, core: NodeCore | None) -> None:
+        if self.core is None or self.core is not core:
             return
         if stream is self.control:
             self.control = None
@@ -279,11 +297,16 @@ class SimNode:
         self.world.trouble(self.name)
         self.link.slow_ns = by_ns
 
-    def on_message(self, stream: Stream, message: object) -> None:
-        if self._paused_to_ns > self.scheduler.now_ns:
-            self.scheduler.at(self._paused_to_ns, lambda: stream.arrive_down(message))
+    def on_message(self, stream: Stream, core: NodeCore | None, message: object) -> None:
+        """Something was said to the node as it was when the stream began."""
+        if self._paused_to_ns > self.scheduler.now_ns or self._waiting:
+            self._wait(lambda: self._hear(stream, core, message))
+        else:
+            self._hear(stream, core, message)
+
+    def _hear(self, stream: Stream, core: NodeCore | None, message: object) -> None:
+        if self.core is None or self.core is not core:
             return
-        assert self.core is not None
         if isinstance(message, SliceReply):
             self.core.on_slice_reply(message, self.mono_ns())
         else:

@@ -27,7 +27,7 @@ class Stream:
         self._core = node.core
         self._peer = coordinator.core
         self.up = Direction(scheduler, self._arrive_up)
-        self.down = Direction(scheduler, self.arrive_down)
+        self.down = Direction(scheduler, self._arrive_down)
         coordinator.add_stream(self)
 
     def delay_ns(self) -> int:
@@ -55,10 +55,8 @@ class Stream:
         if self.coordinator.core is self._peer and self._peer is not None:
             self.coordinator.on_message(self, message)
 
-    def arrive_down(self, message: object) -> None:
-        """It is the node's turn, if that is still the one to which it was said."""
-        if self.node.core is self._core and self._core is not None:
-            self.node.on_message(self, message)
+    def _arrive_down(self, message: object) -> None:
+        self.node.on_message(self, self._core, message)
 
     def break_off(self, *, node_notices_ns: int = 0, coordinator_notices_ns: int = 0) -> None:
         """The connection is gone: all that is in flight is lost.
