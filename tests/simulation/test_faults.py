@@ -45,9 +45,10 @@ ASKED_TOO_MUCH = (5729, 7451, 8889)
 # which the report store had no room (517115, 519806, 520002), that nobody is waited for who is not
 # known (541064, 541232), that what a report store had no room for the next one has not either
 # (543512), that a node excuses calls while it is away (551859), that a coordinator that begins anew
-# waits longer for who fired (555204), that all who fire the same tell of it (553444), or that a trace
-# waits for who was cut off while it wrote (561413). In one, what a node was told while it stood still,
-# and then stood still for longer, came out of order (575115).
+# waits longer for who fired (555204), that all who fire the same tell of it (553444), that a trace
+# waits for who was cut off while it wrote (561413), or that who is gone tells of what came then
+# (573985). In one, what a node was told while it stood still, and then stood still for longer, came out
+# of order (575115).
 FOUND = (
     500582,
     500870,
@@ -82,6 +83,7 @@ FOUND = (
     563254,
     566939,
     571677,
+    573985,
     575115,
 )
 

@@ -239,6 +239,11 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
             if (node, trace) in sim.world.no_room and any(at > full_ns for at in restarts_ns):
                 # There was no room for a mark either, so nobody knows of it any more.
                 said &= ~SliceFlags.STORE_FULL
+            away_ns = sim.world.away_since_ns(node, judged_ns)
+            for flag in said:
+                # What came up when it had gone, or was under way then, nobody was told.
+                if away_ns is not None and collected.flagged_ns[flag] + LATE_NS > away_ns:
+                    said &= ~flag
             if said:
                 return f"its pool said {said!r}"
         case ReasonKind.RESTARTED:

@@ -185,6 +185,13 @@ class World:
                 there = comes
         return not there
 
+    def away_since_ns(self, node: str, at_ns: int) -> int | None:
+        """Since when the coordinator did not hear it then; None: it heard it."""
+        if not self.was_away(node, at_ns):
+            return None
+        went = (ns for ns, comes in self.came_and_went.get(node, ()) if ns <= at_ns and not comes)
+        return max(went, default=0)
+
     def of(self, node: str, trace: TraceId) -> Collected:
         return self.collected.get((node, trace), Collected())
 
