@@ -44,7 +44,7 @@ ASKED_TOO_MUCH = (5729, 7451, 8889)
 # was closed already (504015, 510604, 519906, 540093), or whole (548774), that something is known for
 # which the report store had no room (517115, 519806, 520002), that nobody is waited for who is not
 # known (541064, 541232), that what a report store had no room for the next one has not either
-# (543512), that a node excuses calls while it is away (551859), that a coordinator that begins anew
+# (543512), that a coordinator that begins anew
 # waits longer for who fired (555204), that all who fire the same tell of it (553444), that a trace
 # waits for who was cut off while it wrote (561413), or that who is gone tells of what came then
 # (573985). In one, what a node was told while it stood still, and then stood still for longer, came out
