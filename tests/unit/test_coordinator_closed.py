@@ -340,6 +340,15 @@ def test_what_was_known_before_the_store_failed_is_taken_up() -> None:
         assert harness.store.traces[trace].released
 
 
+def test_a_trace_that_comes_up_again_is_not_counted_as_closed() -> None:
+    harness = closed()
+    assert harness.core.figures().traces_closed == 1
+    harness.status("n1", T, 1000, flags=SliceFlags.LOSSY)
+    assert harness.core.figures().traces_closed == 0
+    wait_for_the_end(harness)
+    assert harness.core.figures().traces_closed == 1
+
+
 # ------------------------------------------------------- collected once more
 
 DATA = [encode_record(Data(1, bytes([number]) * 12), 0) for number in range(8)]
