@@ -188,7 +188,7 @@ class NodeStreams:
                 reason = _why_another(hello.node, identity)
                 if reason is not None:
                     self._counters.not_permitted += 1
-                    self._say_met(hello.node, peer, Refused(f"{peer}: refused: {reason}"))
+                    self._say_refused(hello.node, peer, reason, f"{peer}: refused: {reason}")
                     self._refuse(outgoing, reason)
                     return
                 await self._keep_up(peer)
@@ -199,7 +199,10 @@ class NodeStreams:
                     time.monotonic_ns(),
                     "" if identity is None else str(identity),
                 )
-                self._say_met(hello.node, peer, refused)
+                if refused is None:
+                    self._say_connected(hello.node, peer)
+                else:
+                    self._say_refused(hello.node, peer, refused.reason, refused.reason)
                 self._news.set()
                 self._take(session, messages[1:], outgoing)
                 await self._keep_up(peer)
@@ -221,25 +224,22 @@ class NodeStreams:
         with self._budget.unread(peer):
             await self.keeps_up.wait()
 
-    def _say_met(self, node: str, peer: str, refused: Refused | None) -> None:
-        """A node came. It comes back for as long as it is refused, which is said once."""
+    def _say_connected(self, node: str, peer: str) -> None:
+        self._said_refused = {
+            key: said for key, said in self._said_refused.items() if key[0] != node
+        }
+        self._log.info(
+            f"node {node} connected from {peer}", node=node, message_id=MessageId.CONNECTED
+        )
+
+    def _say_refused(self, node: str, peer: str, reason: str, text: str) -> None:
+        """A node comes back for as long as it is refused, each time from another port: said once."""
         who = (node, address_of(peer))
-        if refused is None:
-            self._said_refused = {
-                key: said for key, said in self._said_refused.items() if key[0] != node
-            }
-            self._log.info(
-                f"node {node} connected from {peer}", node=node, message_id=MessageId.CONNECTED
-            )
-            return
-        if self._said_refused.pop(who, None) != refused.reason:
+        if self._said_refused.pop(who, None) != reason:
             self._peer_log.warning(
-                who[1],
-                f"{refused.reason}. Further attempts are only counted",
-                node=node,
-                reason=refused.reason,
+                who[1], f"{text}. Further attempts are only counted", node=node, reason=reason
             )
-        self._said_refused[who] = refused.reason
+        self._said_refused[who] = reason
         if len(self._said_refused) > _SAID_REFUSED_MAX:
             del self._said_refused[next(iter(self._said_refused))]
 

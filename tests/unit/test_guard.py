@@ -30,6 +30,7 @@ from ctl.__main__ import main
 from ctl.pki import Authority
 from protocol import wire
 from protocol.messages import CoordinatorMessage, Hello, Refused, Welcome
+from runtime.log import Entry, Log
 from runtime.schema import ConfigError
 from runtime.settings.coordinator import Settings, StoreSettings
 from runtime.settings.tls import CoordinatorTlsSettings, NodeTlsSettings, TlsFiles
@@ -209,6 +210,27 @@ def test_a_node_says_the_name_in_its_certificate_or_is_refused(world: World) -> 
             assert [view.node for view in here._core.nodes(0)] == ["n1"]
 
     asyncio.run(run())
+
+
+def test_a_node_refused_for_its_name_is_logged_once_from_whatever_port_it_comes(
+    world: World,
+) -> None:
+    directory = world.issued("node/n1")
+    said: list[Entry] = []
+
+    async def run() -> None:
+        log = Log(said.append)
+        async with CoordinatorServer(world.settings(), 1, log, reading=ReadingHere()) as here:
+            for _ in range(3):
+                async with world.channel(directory) as channel:
+                    assert isinstance(await first_said(channel, "n2"), Refused)
+            assert here.counters.not_permitted == 3
+
+    asyncio.run(run())
+    (refused,) = [entry for entry in said if "refused" in entry.message]
+    assert refused.message.startswith("ipv4:127.0.0.1:")
+    assert refused.message.endswith(". Further attempts are only counted")
+    assert refused.fields["REASON"].startswith("this stream says to be of node n2")
 
 
 @pytest.mark.parametrize("who", ["node/n1", "viewer/v", "somebody"])
