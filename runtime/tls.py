@@ -61,7 +61,10 @@ class Credentials:
 
 
 def load(files: TlsFiles, section: str, usage: Usage, now: datetime | None = None) -> Credentials:
-    """Read them. TlsError names the key of the configuration, in its ``section``."""
+    """Read them. TlsError names the key of the configuration, in its ``section``.
+
+    It says the same for as long as the same is wrong: who says it once compares the words.
+    """
     from runtime import certificates
 
     at = now or datetime.now(UTC)
@@ -107,12 +110,12 @@ def load(files: TlsFiles, section: str, usage: Usage, now: datetime | None = Non
     if facts.expires_at <= at:
         raise TlsError(
             f"{section}.certificate: {files.certificate}: it was valid until"
-            f" {_in_words(facts.expires_at)}, and now is {_in_words(at)}; renew it"
+            f" {_in_words(facts.expires_at)}; renew it"
         )
     if facts.begins_at > at:
         raise TlsError(
             f"{section}.certificate: {files.certificate}: it is valid from"
-            f" {_in_words(facts.begins_at)} on, and now is {_in_words(at)}; is this machine's clock right?"
+            f" {_in_words(facts.begins_at)} on, which is later than now; is this machine's clock right?"
         )
     if not (facts.for_servers if usage is Usage.SERVER else facts.for_clients):
         raise TlsError(

@@ -112,6 +112,19 @@ def test_a_certificate_out_of_its_time_is_refused(
         load(TlsFiles.of_directory(directory), "tls", Usage.CLIENT, datetime.now(UTC) + after)
 
 
+@pytest.mark.parametrize("after", [-2 * DAY, 400 * DAY])
+def test_what_is_wrong_is_said_in_the_same_words_at_any_time(
+    directory: Path, after: timedelta
+) -> None:
+    def words(at: datetime) -> str:
+        with pytest.raises(TlsError) as caught:
+            load(TlsFiles.of_directory(directory), "tls", Usage.CLIENT, at)
+        return str(caught.value)
+
+    at = datetime.now(UTC) + after
+    assert words(at) == words(at + timedelta(seconds=5))
+
+
 def test_a_ca_that_is_over_is_refused(tmp_path: Path) -> None:
     past = datetime.now(UTC) - 3 * DAY
     authority = Authority.create(tmp_path, "d", days=2, now=past)
