@@ -270,7 +270,8 @@ METRICS = (
     Metric("refusals_total", "Times that the coordinator refused this node.", "core/refused"),
     Metric(
         "certificate_expires_seconds",
-        "When the certificate in use is over, in seconds since 1970; 0 without TLS.",
+        "When the certificate in use is over, or was the one that is refused for that, in seconds"
+        " since 1970; 0 without TLS.",
         "certificate_expires_s",
     ),
     Metric(

@@ -186,7 +186,7 @@ class Uplink:
 
     @property
     def expires_at_s(self) -> float:
-        """When this node's certificate is over, in seconds since 1970; 0: there is none."""
+        """When this node's certificate is over, or was, in seconds since 1970; 0: there is none."""
         return self._files.expires_at_s if self._files is not None else 0.0
 
     def reconfigure(self, tls: NodeTlsSettings | None) -> None:

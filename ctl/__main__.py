@@ -341,6 +341,8 @@ def _histogram(value: Json) -> str:
 def _said(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float) and "certificate_expires_s" in name.split("."):
+        return _moment(value)
     if isinstance(value, int) and name.endswith("_bytes") and value:
         return f"{value}  ({value / (1 << 20):.1f} MiB)"
     if isinstance(value, int) and name.endswith("_ns") and value:
@@ -349,6 +351,14 @@ def _said(name: str, value: object) -> str:
         rows = (" ".join(f"{key}={what}" for key, what in row.items()) for row in value)
         return printable("; ".join(rows)) or "-"
     return printable(str(value)) if value != "" else "-"
+
+
+def _moment(at_s: float) -> str:
+    """Of a certificate's end. As its other messages have it; 0: there is none."""
+    if not at_s:
+        return "-"
+    words = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return words if at_s > time.time() else f"{words}  (over)"
 
 
 def _counters(arguments: argparse.Namespace) -> int:

@@ -41,6 +41,14 @@ class TlsError(OSError):
     """Files of TLS that cannot be used; the message says which, why, and what to do."""
 
 
+class OverError(TlsError):
+    """A certificate that is over."""
+
+    def __init__(self, problem: str, expires_at: datetime) -> None:
+        super().__init__(problem)
+        self.expires_at = expires_at
+
+
 class Usage(enum.Enum):
     """What a certificate is shown for."""
 
@@ -108,9 +116,10 @@ def load(files: TlsFiles, section: str, usage: Usage, now: datetime | None = Non
             " give both files as they were made together"
         )
     if facts.expires_at <= at:
-        raise TlsError(
+        raise OverError(
             f"{section}.certificate: {files.certificate}: it was valid until"
-            f" {_in_words(facts.expires_at)}; renew it"
+            f" {_in_words(facts.expires_at)}; renew it",
+            facts.expires_at,
         )
     if facts.begins_at > at:
         raise TlsError(
@@ -218,6 +227,7 @@ class Rotating:
         self._log = log
         self._seen: _Stats | None = None  # when they were taken up
         self._looked_at: _Stats | None = None
+        self._over_at_s = 0.0  # of a certificate that is refused for that
         self._said: str | None = None
         self._warned: Credentials | None = None
 
@@ -227,8 +237,13 @@ class Rotating:
 
     @property
     def expires_at_s(self) -> float:
-        """When the certificate in use is over, in seconds since 1970; 0: there is none."""
-        return self.current.facts.expires_at.timestamp() if self.current is not None else 0.0
+        """When the certificate in use is over, in seconds since 1970; 0: there is none.
+
+        Where none ever could be used: when the one in the files was, if it is refused for that.
+        """
+        return (
+            self._over_at_s if self.current is None else self.current.facts.expires_at.timestamp()
+        )
 
     @property
     def why_unusable(self) -> str | None:
@@ -269,6 +284,9 @@ class Rotating:
                 credentials = load(self._files, self._section, self._usage)
             except TlsError as error:
                 self.problem = str(error)
+                self._over_at_s = (
+                    error.expires_at.timestamp() if isinstance(error, OverError) else 0.0
+                )
             else:
                 # What changed while it was read is read again at the next look.
                 if seen == _stats(self._files):

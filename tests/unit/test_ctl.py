@@ -310,6 +310,32 @@ def test_the_status_is_a_figure_a_line(tmp_path: Path, capsys: pytest.CaptureFix
     ]
 
 
+@pytest.mark.parametrize(
+    ("at_s", "said"),
+    [
+        (0.0, "-"),
+        (86400.0, "1970-01-02 00:00:00 UTC  (over)"),
+        (32503680000.0, "3000-01-01 00:00:00 UTC"),
+    ],
+)
+def test_the_end_of_a_certificate_is_a_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at_s: float, said: str
+) -> None:
+    class Secured(_Host):
+        def status(self) -> dict[str, Any]:
+            # As a node has it, and as a coordinator has.
+            return {
+                "certificate_expires_s": at_s,
+                "of": {"certificate_expires_s": {"listen": at_s}},
+            }
+
+    _ask_server(tmp_path, Secured(), ask=lambda path: main(["--node", path, "status"]))
+    assert capsys.readouterr().out.splitlines() == [
+        f"certificate_expires_s            {said}",
+        f"of.certificate_expires_s.listen  {said}",
+    ]
+
+
 def test_a_node_answers_while_it_looks_for_what_somebody_asked(tmp_path: Path) -> None:
     looking, answered = threading.Event(), threading.Event()
     data = _slice((1, 0, "GET /", 0, 1)) + encode_piece(PieceKind.EXIT, client=1) * (1 << 20)

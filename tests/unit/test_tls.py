@@ -302,6 +302,25 @@ def test_a_certificate_that_is_over_is_not_shown(authority: Authority, tmp_path:
     assert "there is no such file" in (missing.why_unusable or "")
 
 
+def test_since_when_a_certificate_is_over_is_told_also_of_one_that_is_never_taken_up(
+    tmp_path: Path,
+) -> None:
+    """The alert asks for it, also after the machine was booted."""
+    past = datetime.now(UTC) - 9 * DAY
+    authority = Authority.create(tmp_path, "d", now=past)
+    made = authority.issue("node/n1", is_server=False, days=2, now=past)
+    files = Rotating(TlsFiles.of_directory(made.directory), "tls", Usage.CLIENT, SILENT)
+    files.look()
+    assert files.current is None
+    assert files.expires_at_s == pytest.approx(made.expires_at.timestamp(), abs=1)
+    (made.directory / "tls.crt").unlink()
+    files.look()
+    assert files.expires_at_s == 0
+    renewed = authority.issue("node/n1", is_server=False, replace=True)
+    files.look()
+    assert files.expires_at_s == pytest.approx(renewed.expires_at.timestamp(), abs=1)
+
+
 def test_little_time_left_is_said_once(tmp_path: Path) -> None:
     past = datetime.now(UTC) - 19.5 * DAY
     authority = Authority.create(tmp_path, "d", now=past)
