@@ -475,6 +475,7 @@ class Daemon:
             else "",
             "certificate_expires_s": uplink.expires_at_s if uplink is not None else 0.0,
             "connected": uplink is not None and uplink.welcomed,
+            "not_connected": uplink.not_connected if uplink is not None else "",
             "refused": self._link.refused or "",
             "protocol": self._link.agreed.protocol if self._link.agreed is not None else 0,
             "policy": f"{self._core.policy.number:016x}" if self._core.policy.number else "",

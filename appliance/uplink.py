@@ -141,6 +141,8 @@ class Uplink:
         self.counters = UplinkCounters()
         self.welcomed = False
         """Whether the coordinator has taken this node in, on the present stream."""
+        self.not_connected = ""
+        """Why not, as the last attempt ended; empty while it has, and before the first ended."""
         self._endpoint = endpoint
         self._opening = opening
         self._core = core
@@ -222,7 +224,8 @@ class Uplink:
                 if refused is not None
                 else f"no coordinator at {self._endpoint}"
             )
-            self._warn(what, refused or why, MessageId.DISCONNECTED)
+            self.not_connected = refused or why
+            self._warn(what, self.not_connected, MessageId.DISCONNECTED)
             await asyncio.sleep(backoff.next_s())
 
     def _warn(self, what: str, why: str, message_id: str) -> None:
@@ -284,6 +287,7 @@ class Uplink:
                 return self._link.refused
             if not self.welcomed and self._link.agreed is not None:
                 self.welcomed = True
+                self.not_connected = ""
                 # What was wrong before is news if it comes again.
                 self._said.clear()
                 self._log.info(

@@ -235,7 +235,9 @@ def test_who_does_not_belong_is_told_why_and_nothing_of_it_is_taken_in(secured: 
             # What they have they keep, and report nothing.
             with service(node) as alone:
                 assert alone.do("fire", new_trace()) == "done"
-            assert not node.control.status()["connected"], name
+            status = node.control.status()
+            assert not status["connected"], name
+            assert status["not_connected"], name
     assert secured.known() == before
     listed = secured.cluster.coordinator.ctl_json("traces")
     assert not any("gamma" in node for trace in listed for node in trace["nodes"])

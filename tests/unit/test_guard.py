@@ -302,7 +302,12 @@ async def warning_of(world: World, tls: NodeTlsSettings, name: str = "n") -> str
     node = Node(world.endpoint, tls=tls)
     async with node:
         async with asyncio.timeout(30):
-            return await node.log.get()
+            said = await node.log.get()
+            # `backsightctl status` has the same reason, in whatever way it is kept out.
+            if not said.startswith("connected to"):
+                assert node.uplink.not_connected
+                assert said.endswith(f": {node.uplink.not_connected}; trying again")
+            return said
 
 
 def test_a_node_says_why_it_does_not_get_in(world: World) -> None:

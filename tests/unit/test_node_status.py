@@ -169,6 +169,7 @@ def test_an_operator_asks_a_node_through_its_coordinator(
                     said = json.loads(out)
                     assert said["node"] == "web-1"
                     assert said["connected"] is True
+                    assert said["not_connected"] == ""
                     assert said.keys() == node.status().keys()
                     running.cancel()
                     await asyncio.gather(running, return_exceptions=True)

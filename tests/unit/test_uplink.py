@@ -377,7 +377,9 @@ def test_a_node_waits_for_its_coordinator_and_finds_it_again(tmp_path: Path) -> 
             for _ in range(2):
                 async with CoordinatorServer(settings, 1, SILENT):
                     assert (await node.log.get()).startswith("connected to")
+                    assert node.uplink.not_connected == ""
                 assert (await node.log.get()).startswith("no coordinator at")
+                assert node.uplink.not_connected
 
     asyncio.run(run())
 
