@@ -155,6 +155,13 @@ class CoordinatorClient:
                 why = why_not(self._endpoint, self._files, None, self._shown.facts)
                 if why is not None:
                     return AskError(f"coordinator {self._endpoint}: {why}")
+            if self._endpoint.startswith("unix:"):
+                return AskError(
+                    f"no coordinator answers at {self._endpoint} ({detail}); is a coordinator running on"
+                    " this machine? Its log says why it has no `access.socket`; or name another by"
+                    " --coordinator HOST:PORT or BACKSIGHT_COORDINATOR, with --tls DIR if it wants"
+                    " certificates"
+                )
             return AskError(
                 f"no coordinator answers at {self._endpoint} ({detail}); "
                 "give --coordinator HOST:PORT or set BACKSIGHT_COORDINATOR, and --tls DIR or BACKSIGHT_TLS if"

@@ -85,21 +85,26 @@ def _ucred(connection: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
-def make_way(path: Path) -> None:
-    """Check that a socket can be made there; OSError if nothing but a socket would have to go."""
+def make_way(path: Path, key: str = "socket") -> None:
+    """Check that a socket can be made there; OSError if nothing but a socket would have to go.
+
+    ``key``: of the configuration, which names the path.
+    """
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         if not path.parent.is_dir():
             raise OSError(
                 f"{path}: the directory {path.parent} does not exist; make it, or name"
-                " another path as `socket`"
+                f" another path as `{key}`"
             ) from None
     except OSError as error:
         raise OSError(f"{path}: {error.strerror}") from error
     else:
         if not stat.S_ISSOCK(mode):
-            raise OSError(f"{path}: exists, and is no socket; remove it, or name another path")
+            raise OSError(
+                f"{path}: exists, and is no socket; remove it, or name another path as `{key}`"
+            )
     if not os.access(path.parent, os.W_OK):
         raise OSError(f"{path}: no permission to make a socket in {path.parent}")
 
@@ -120,13 +125,14 @@ class Listener:
         self.socket.close()
 
 
-def listen(path: Path, kind: socket.SocketKind) -> Listener:
+def listen(path: Path, kind: socket.SocketKind, key: str = "socket") -> Listener:
     """Listen on a Unix socket; one that a killed daemon left is replaced.
 
-    OSError says what is in the way. Anybody may connect: who may do what is
+    OSError says what is in the way, and by which ``key`` another path is named. Anybody may connect: who may do what is
     decided by credentials.
     """
-    make_way(path)
+    make_way(path, key)
+    taken = f"{path}: another daemon listens there; stop that one, or name another path as `{key}`"
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         with socket.socket(socket.AF_UNIX, kind) as probe:
@@ -136,9 +142,9 @@ def listen(path: Path, kind: socket.SocketKind) -> Listener:
             except (FileNotFoundError, ConnectionRefusedError):
                 pass
             except BlockingIOError as error:
-                raise OSError(f"{path}: another daemon listens there") from error
+                raise OSError(taken) from error
             else:
-                raise OSError(f"{path}: another daemon listens there")
+                raise OSError(taken)
         path.unlink(missing_ok=True)
         listener.bind(str(path))
         path.chmod(0o666)

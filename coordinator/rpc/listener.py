@@ -76,7 +76,9 @@ def add_unix_socket(server: grpc.aio.Server, path: Path) -> None:
     except RuntimeError:
         port = 0
     if port == 0:
-        raise OSError(f"access.socket: cannot listen on {path}; name another path")
+        raise OSError(
+            f"access.socket: cannot listen on {path}; name another path as `access.socket`"
+        )
 
 
 def _why_not(endpoint: str) -> str | None:

@@ -144,7 +144,7 @@ class LocalDoor:
 
     async def __aenter__(self) -> Self:
         try:
-            self._listener = listen(self._path, socket.SOCK_STREAM)
+            self._listener = listen(self._path, socket.SOCK_STREAM, "access.socket")
         except OSError as error:
             raise OSError(f"access.socket: {error}") from error
         try:

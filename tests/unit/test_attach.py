@@ -896,7 +896,8 @@ def test_a_socket_left_by_a_killed_daemon_is_replaced_a_live_one_is_not(director
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
             dead.bind(str(path))
         async with node(directory) as here:
-            with pytest.raises(OSError, match="another daemon listens there"):
+            words = "another daemon listens there; stop that one, or name another path as `socket`"
+            with pytest.raises(OSError, match=words):
                 async with node(directory):
                     pass
             peer = Peer.at(here.path)
@@ -916,7 +917,7 @@ def test_listen_variables_do_not_reach_children() -> None:
 def test_nothing_but_a_socket_is_replaced(tmp_path: Path) -> None:
     precious = tmp_path / "data.txt"
     precious.write_text("precious")
-    with pytest.raises(OSError, match="exists, and is no socket"):
+    with pytest.raises(OSError, match="no socket; remove it, or name another path as `socket`"):
         listen(precious, socket.SOCK_SEQPACKET)
     link = tmp_path / "link"
     link.symlink_to(precious)
@@ -924,4 +925,6 @@ def test_nothing_but_a_socket_is_replaced(tmp_path: Path) -> None:
         listen(link, socket.SOCK_SEQPACKET)
     with pytest.raises(OSError, match=r"the directory .*/none does not exist; make it"):
         listen(tmp_path / "none" / "node.sock", socket.SOCK_SEQPACKET)
+    with pytest.raises(OSError, match=r"or name another path as `access\.socket`"):
+        listen(tmp_path / "none" / "node.sock", socket.SOCK_STREAM, "access.socket")
     assert precious.read_text() == "precious"

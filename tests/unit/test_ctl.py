@@ -413,6 +413,10 @@ def test_nobody_there_is_said_in_words(tmp_path: Path, capsys: pytest.CaptureFix
     assert "give --node SOCKET" in capsys.readouterr().err
     assert main(["--coordinator", "127.0.0.1:9", "traces"]) == 1
     assert "no coordinator answers at 127.0.0.1:9" in capsys.readouterr().err
+    assert main(["--coordinator", f"unix:{tmp_path}/none", "traces"]) == 1
+    said = capsys.readouterr().err
+    assert f"no coordinator answers at unix:{tmp_path}/none" in said
+    assert "is a coordinator running on this machine? Its log says why it has no `acc" in said
 
 
 NODE = pb.NodeStatus(

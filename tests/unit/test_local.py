@@ -576,3 +576,17 @@ def test_the_socket_of_a_killed_one_is_no_obstacle_and_none_is_left(directory: P
 
     asyncio.run(run())
     assert not list(directory.glob("c.sock*"))
+
+
+def test_what_is_in_the_way_of_the_socket_is_said_with_the_key_that_names_it(
+    directory: Path,
+) -> None:
+    world = World(directory)
+    world.allow(socket=str(directory / "none" / "c.sock"))
+
+    async def run() -> None:
+        async with world.serving():
+            pass
+
+    with pytest.raises(OSError, match=r"/none does not exist; make it, .*path as `access\.socket`"):
+        asyncio.run(run())
