@@ -125,7 +125,7 @@ class ControlServer:
                 case "peek":
                     return await self._peek(parse_trace_id(str(request.get("trace"))))
                 case "trigger":
-                    return self._trigger(request), b""
+                    return await self._trigger(request), b""
                 case command:
                     known = "status, peek, trigger"
                     return {"error": f"no command {command!r}; there is: {known}"}, b""
@@ -136,21 +136,32 @@ class ControlServer:
 
     async def _peek(self, trace: TraceId) -> tuple[dict[str, Any], bytes]:
         try:
-            async with self._peeking:
-                peek = await asyncio.to_thread(self._host.peek, trace)
+            peek = await self._look(trace)
         except OSError as error:
             return {"error": str(error)}, b""
         return {
-            "node": self._node,
-            "flags": int(peek.flags),
+            **self._found(peek),
             "open_handles": peek.open_handles,
             "trigger": peek.trigger,
-            "bytes": len(peek.data),
         }, peek.data
 
-    def _trigger(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _look(self, trace: TraceId) -> Peek:
+        async with self._peeking:
+            return await asyncio.to_thread(self._host.peek, trace)
+
+    def _found(self, peek: Peek) -> dict[str, Any]:
+        return {"node": self._node, "flags": int(peek.flags), "bytes": len(peek.data)}
+
+    async def _trigger(self, request: dict[str, Any]) -> dict[str, Any]:
         name, why = str(request.get("name")), str(request.get("why", ""))
         if not trigger_name_is_valid(name):
             return {"error": f"trigger {name[:64]!r}: want 1 to 31 of [a-z0-9_.-]"}
-        self._host.trigger(name, parse_trace_id(str(request.get("trace"))), why)
-        return {}
+        trace = parse_trace_id(str(request.get("trace")))
+        self._host.trigger(name, trace, why)
+        # It is fired: neither who looks at another trace meanwhile nor what cannot be read holds that up.
+        if self._peeking.locked():
+            return {}
+        try:
+            return self._found(await self._look(trace))
+        except OSError:
+            return {}

@@ -17,15 +17,15 @@ from datetime import UTC, datetime
 
 import backsight_pb2 as pb
 
-from ctl.arguments import DEFAULT_NODE, argument_parser, settle_whom
+from ctl.arguments import DEFAULT_NODE, argument_parser, parsed, settle_whom
 from ctl.config import check
 from ctl.coordinator import AskError, CoordinatorClient, NotFound
 from ctl.doctor import DoctorConfigError, DoctorError, examine, in_words
 from ctl.export import on_one_clock, write_export
 from ctl.making import make_authority, make_client, make_coordinator
-from ctl.node import NodeClient
+from ctl.node import Held, NodeClient
 from ctl.progress import progress_bar
-from ctl.trace import Json, summary_json, trace_view
+from ctl.trace import Json, flag_names, summary_json, trace_view
 from ctl.waterfall import ago, cut, milliseconds, waterfall
 from formats.stamped import StampedTrace, stamped
 from protocol.messages import TraceId
@@ -374,10 +374,30 @@ def _counters(arguments: argparse.Namespace) -> int:
 
 def _trigger(arguments: argparse.Namespace) -> int:
     trace = parse_trace_id(arguments.trace)
-    NodeClient(arguments.node or DEFAULT_NODE).trigger(arguments.name, trace, arguments.why)
+    node = NodeClient(arguments.node or DEFAULT_NODE)
+    held = node.trigger(arguments.name, trace, arguments.why)
     if arguments.json:
-        _print_json({"trigger": arguments.name, "trace_id": trace.hex(), "why": arguments.why})
+        _print_json(
+            {
+                "trigger": arguments.name,
+                "trace_id": trace.hex(),
+                "why": arguments.why,
+                "bytes_held": held.bytes if held is not None else None,
+            }
+        )
+    else:
+        print(f"triggered{_held_in_words(held)}")
     return 0
+
+
+def _held_in_words(held: Held | None) -> str:
+    if held is None:
+        return ""
+    why_not_all = ", ".join(flag_names(held.flags))
+    return (
+        f"; node {printable(held.node)} holds {f'{held.bytes} bytes' if held.bytes else 'nothing'} of it"
+        + (f" ({why_not_all})" if why_not_all else "")
+    )
 
 
 def _config_check(arguments: argparse.Namespace) -> int:
@@ -455,7 +475,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = argument_parser(__doc__.splitlines()[0])
-    arguments = parser.parse_args(argv)
+    arguments = parsed(parser, argv)
     try:
         settle_whom(arguments)
         return _COMMANDS[arguments.command](arguments)

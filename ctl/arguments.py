@@ -279,6 +279,25 @@ def _days(text: str) -> int:
     return int(text)
 
 
+_BEFORE = {"--coordinator": "WHERE", "--tls": "DIR", "--node": "SOCKET"}
+"""What stands before the command, with its value."""
+
+
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """What was said; wrong usage ends the program."""
+    arguments, unknown = parser.parse_known_args(argv)
+    for word in unknown:
+        name = word.partition("=")[0]
+        if name in _BEFORE:
+            parser.error(
+                f"{name} goes before the command: backsightctl {name} {_BEFORE[name]}"
+                f" {arguments.command} ..."
+            )
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return arguments
+
+
 _WHOM = {"coordinator": "the coordinator", "node": "the node on this machine"}
 
 

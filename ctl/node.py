@@ -19,6 +19,15 @@ _TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What a node holds of a trace; ``flags`` say why it is not all."""
+
+    node: str
+    flags: SliceFlags
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeClient:
     """``backsight-node``, by the path of the socket where applications attach."""
 
@@ -29,8 +38,14 @@ class NodeClient:
         status: dict[str, Any] = reply["status"]
         return status
 
-    def trigger(self, name: str, trace: TraceId, why: str) -> None:
-        self._ask({"command": "trigger", "name": name, "trace": trace.hex(), "why": why})
+    def trigger(self, name: str, trace: TraceId, why: str) -> Held | None:
+        """Fire it. What the node holds of the trace; None if it cannot tell."""
+        request = {"command": "trigger", "name": name, "trace": trace.hex(), "why": why}
+        reply, _ = self._ask(request)
+        # Neither an older node says it nor one that is looking at another trace.
+        if "bytes" not in reply:
+            return None
+        return Held(reply["node"], SliceFlags(reply["flags"]), reply["bytes"])
 
     def peek(self, trace: TraceId) -> TraceView:
         """What the node holds of a trace; nothing is triggered. NotFound if it holds nothing."""

@@ -352,6 +352,7 @@ def test_a_node_answers_while_it_looks_for_what_somebody_asked(tmp_path: Path) -
         asking.start()
         looking.wait()
         assert NodeClient(path).status()["node"] == "alpha"
+        assert NodeClient(path).trigger("t", TRACE, "now") is None
         answered.set()
         asking.join()
         return views[0]
@@ -379,6 +380,30 @@ def test_the_operator_fires_a_trigger(tmp_path: Path) -> None:
     )
     assert status == 0
     assert host.fired == [("operator", TRACE, "fired by hand"), ("by-hand", TRACE, "odd")]
+
+
+class _Rest(_Host):
+    def peek(self, trace: TraceId) -> Peek:
+        assert self.fired, "what it looks at may be much: a trigger does not wait for that"
+        if trace != TRACE:
+            return super().peek(trace)
+        return Peek(SliceFlags.HELD | SliceFlags.EVICTED, 0, b"12345")
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (TRACE.hex(), "triggered; node alpha holds 5 bytes of it (evicted)\n"),
+        ("00" * 15 + "01", "triggered; node alpha holds nothing of it\n"),
+        # It is fired all the same.
+        (UNREADABLE.hex(), "triggered\n"),
+    ],
+)
+def test_who_fires_a_trigger_hears_what_the_node_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trace: str, said: str
+) -> None:
+    assert _ask_server(tmp_path, _Rest(), ask=lambda p: main(["--node", p, "trigger", trace])) == 0
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize(
@@ -574,13 +599,18 @@ def test_every_command_is_for_programs_too(
         },
         "export": {"output", "format", "traces", "spans"},
         "config check": {"file", "valid_for", "problems"},
-        "node: trigger": {"trigger", "trace_id", "why"},
+        "node: trigger": {"trigger", "trace_id", "why", "bytes_held"},
     }
     assert told["show"][0]["trace_id"] == told["traces"][0]["trace_id"] == TRACE.hex()
     assert [node["node"] for node in told["nodes"]] == ["alpha", "beta"]
     assert told["export"] == [{"output": "out", "format": "otlp-json", "traces": 1, "spans": 1}]
     assert told["node: trigger"] == [
-        {"trigger": "operator", "trace_id": TRACE.hex(), "why": "fired by hand"}
+        {
+            "trigger": "operator",
+            "trace_id": TRACE.hex(),
+            "why": "fired by hand",
+            "bytes_held": len(_slice((1, 0, "GET /", 0, None))),
+        }
     ]
 
 
@@ -797,6 +827,32 @@ def test_a_limit_is_a_whole_number(limit: str, capsys: pytest.CaptureFixture[str
         main(["traces", f"--limit={limit}"])
     assert usage.value.code == 2
     assert f"argument --limit: {limit!r}; allowed: a whole number from 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["traces", "--coordinator", "hub:4770"], "--coordinator WHERE traces ..."),
+        (["show", "--coordinator=hub:4770", TRACE.hex()], "--coordinator WHERE show ..."),
+        (["nodes", "--forget", "n", "--tls", "dir"], "--tls DIR nodes ..."),
+        (["trigger", "--node", "/s", TRACE.hex()], "--node SOCKET trigger ..."),
+    ],
+)
+def test_what_goes_before_the_command_is_said(
+    capsys: pytest.CaptureFixture[str], words: list[str], order: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"{order.split()[0]} goes before the command: backsightctl {order}" in said
+
+
+def test_what_nobody_knows_is_said_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["traces", "--colour"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --colour" in capsys.readouterr().err
 
 
 def test_wrong_usage_is_status_2() -> None:
