@@ -166,7 +166,10 @@ _FLAGS = {
     SliceFlags.LOSSY: (ReasonKind.LOSSY, "records were dropped when they were written"),
     SliceFlags.MAYBE_LOSSY: (
         ReasonKind.MAYBE_LOSSY,
-        "records of this or other traces were dropped, left out, or lost with a node's memory",
+        (
+            "records of this or other traces were dropped, left out, or lost with a node's memory, or"
+            " `percentage` had been changed in the minutes before"
+        ),
     ),
     SliceFlags.STORE_FULL: (ReasonKind.STORE_FULL, "the report store had no room for all of it"),
     SliceFlags.CORRUPT: (ReasonKind.CORRUPT, "the log contradicted itself"),

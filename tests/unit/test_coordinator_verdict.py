@@ -506,6 +506,10 @@ def _reason_for_n2(flags: SliceFlags) -> Reason:
     return reason
 
 
+def test_a_change_of_what_is_recorded_is_named_as_a_cause() -> None:
+    assert "`percentage`" in _reason_for_n2(SliceFlags.MAYBE_LOSSY).detail
+
+
 def test_evicted_by_a_fingerprint_alone_is_said() -> None:
     by_a_gap = _reason_for_n2(SliceFlags.EVICTED)
     by_fingerprint = _reason_for_n2(SliceFlags.EVICTED | SliceFlags.BY_FINGERPRINT)
