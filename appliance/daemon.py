@@ -307,6 +307,9 @@ class Daemon:
     def _on_policy(self, policy: Policy) -> None:
         self._keep(replace(self._words, policy=policy))
         self._set_sampling(policy)
+        self._say_percentage(policy)
+
+    def _say_percentage(self, policy: Policy) -> None:
         whose = (
             "this node's own configuration: the coordinator has no policy"
             if policy == NO_POLICY
@@ -423,8 +426,11 @@ class Daemon:
             except TlsError as error:
                 raise ConfigError([str(error)]) from error
         self._attach.allowed = attachable
-        self._settings = settings
+        before, self._settings = self._settings, settings
         self._set_sampling(self._core.policy)
+        # By a policy it stays as it is, which who changed this key should know.
+        if settings.percentage != before.percentage:
+            self._say_percentage(self._core.policy)
         self._core.reconfigure(core_config(settings), time.monotonic_ns())
         self._machine.reconfigure(settings.machine)
         self._on_fact()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ from runtime.settings.coordinator import PolicySettings, Settings, StoreSettings
 from runtime.settings.node import CoordinatorSettings as Uplinked
 from runtime.settings.node import Settings as NodeSettings
 from testbed.ports import free_port
-from tests.unit.logs import SILENT
+from tests.unit.logs import SILENT, logs_to
 
 TENTH = policy_of(percentage_threshold(10))
 
@@ -238,8 +239,14 @@ def test_a_node_records_by_its_coordinators_policy_and_goes_on_with_it_alone(
                 coordinator.reconfigure(changed)
                 await until(lambda: node.status()["percentage"] == 0.0, said)
             # Another file of its own changes nothing about that.
+            while not said.empty():
+                said.get_nowait()
             node.reconfigure(dataclasses.replace(own, percentage=70.0))
             assert node.status()["percentage"] == 0.0
+            assert re.fullmatch(
+                r"0 % of all traces are recorded from now on, by the coordinator's policy [0-9a-f]+",
+                said.get_nowait(),
+            )
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         kept = [item for item in manager.held() if item.name == "policy"]
@@ -264,6 +271,24 @@ def test_a_node_records_by_its_coordinators_policy_and_goes_on_with_it_alone(
         assert left == Words(NO_POLICY, words.priority_seed)
 
     asyncio.run(run())
+
+
+def test_how_much_is_recorded_after_a_reload_is_said(manager: Manager, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def run() -> None:
+        alone = node_settings(tmp_path, None)
+        async with Daemon(alone, 1, ServiceManager(manager.address), (), logs_to(said)) as node:
+            said.clear()
+            node.reconfigure(dataclasses.replace(alone, percentage=20.0))
+            node.reconfigure(dataclasses.replace(alone, percentage=20.0, trust_incoming=True))
+
+    asyncio.run(run())
+    (told,) = [text for text in said if "%" in text]
+    assert told == (
+        "20 % of all traces are recorded from now on, by this node's own configuration: the coordinator"
+        " has no policy"
+    )
 
 
 def test_a_node_that_has_no_coordinator_any_more_forgets_the_policy(
