@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 import backsight_pb2 as pb
 
 from ctl.arguments import DEFAULT_NODE, argument_parser, parsed, settle_whom
-from ctl.config import check
+from ctl.config import check, has_keys
 from ctl.coordinator import AskError, CoordinatorClient, NotFound
 from ctl.doctor import DoctorConfigError, DoctorError, examine, in_words
 from ctl.export import on_one_clock, write_export
@@ -185,10 +185,10 @@ def _export(arguments: argparse.Namespace) -> int:
             "export: --json wants --output FILE, for standard output has the traces else"
         )
     named = [parse_trace_id(text) for text in arguments.traces]
-    traces = spans = 0
+    traces = spans = without_spans = 0
 
     def collected(coordinator: CoordinatorClient) -> Iterator[StampedTrace]:
-        nonlocal traces, spans
+        nonlocal traces, spans, without_spans
         # All at once: to read them may take longer than a listing may.
         chosen = named or [TraceId(found.trace) for found in list(coordinator.traces(request))]
         for trace in chosen:
@@ -199,6 +199,10 @@ def _export(arguments: argparse.Namespace) -> int:
                     raise
                 continue  # deleted since it was listed
             result = stamped(detail, one_clock=on_one_clock(arguments.format))
+            # All formats are of spans: of others no tool could make anything.
+            if not result.span_count:
+                without_spans += 1
+                continue
             traces += 1
             spans += result.span_count
             yield result
@@ -212,10 +216,12 @@ def _export(arguments: argparse.Namespace) -> int:
                 "format": arguments.format,
                 "traces": traces,
                 "spans": spans,
+                "without_spans": without_spans,
             }
         )
     else:
-        sys.stderr.write(f"backsightctl: exported {traces} traces, {spans} spans\n")
+        left_out = f"; {without_spans} without a span were left out" if without_spans else ""
+        sys.stderr.write(f"backsightctl: exported {traces} traces, {spans} spans{left_out}\n")
     return 0
 
 
@@ -413,6 +419,8 @@ def _config_check(arguments: argparse.Namespace) -> int:
         sys.stderr.write("".join(f"{printable(problem)}\n" for problem in problems))
     else:
         print(f"{arguments.file}: valid for {' and '.join(f'backsight-{kind}' for kind in kinds)}")
+        if not has_keys(arguments.file):
+            print(f"{arguments.file}: no key is in force there, so all have their defaults")
     return EXIT_CONFIG if problems else 0
 
 

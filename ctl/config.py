@@ -43,15 +43,24 @@ def check(path: Path, kind: str | None) -> list[str]:
     return valid
 
 
+def has_keys(path: Path) -> bool:
+    """Whether any is in force in a file that is valid: else all of it may be comments."""
+    return bool(_names(path))
+
+
+def _names(path: Path) -> set[str]:
+    root = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+    keys = root.value if isinstance(root, yaml.MappingNode) else []
+    return {name.value for name, _ in keys if isinstance(name, yaml.ScalarNode)}
+
+
 def _likely(path: Path) -> list[str]:
     """The kinds that know most of a file's keys; all where it cannot be read, to say so."""
     try:
-        root = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+        names = _names(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         # What is wrong is the same for all.
         return [next(iter(SCHEMAS))]
-    keys = root.value if isinstance(root, yaml.MappingNode) else []
-    names = {name.value for name, _ in keys if isinstance(name, yaml.ScalarNode)}
     known = {
         kind: len(names & {field.name for field in dataclasses.fields(schema)})
         for kind, schema in SCHEMAS.items()

@@ -236,6 +236,20 @@ def test_it_finds_by_itself_what_a_file_is_for(
     assert status == (0 if "valid for" in said else 2)
 
 
+@pytest.mark.parametrize("kind", MODULES)
+def test_a_file_with_nothing_but_comments_is_told_apart(
+    kind: str, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = "no key is in force there, so all have their defaults\n"
+    installed = repository / "packaging" / f"{kind}.yaml"
+    assert main(["config", "check", str(installed)]) == 0
+    assert nothing in capsys.readouterr().out
+    path = tmp_path / "x.yaml"
+    path.write_text(f"{installed.read_text()}\nlog_level: debug\n")
+    assert main(["config", "check", str(path)]) == 0
+    assert nothing not in capsys.readouterr().out
+
+
 @given(st.text(max_size=60))
 def test_any_text_is_valid_or_told_why_not(text: str) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -597,13 +597,15 @@ def test_every_command_is_for_programs_too(
             *("clock_offset_ns", "clock_error_ns"),
             *("protocol", "features"),
         },
-        "export": {"output", "format", "traces", "spans"},
+        "export": {"output", "format", "traces", "spans", "without_spans"},
         "config check": {"file", "valid_for", "problems"},
         "node: trigger": {"trigger", "trace_id", "why", "bytes_held"},
     }
     assert told["show"][0]["trace_id"] == told["traces"][0]["trace_id"] == TRACE.hex()
     assert [node["node"] for node in told["nodes"]] == ["alpha", "beta"]
-    assert told["export"] == [{"output": "out", "format": "otlp-json", "traces": 1, "spans": 1}]
+    assert told["export"] == [
+        {"output": "out", "format": "otlp-json", "traces": 1, "spans": 1, "without_spans": 0}
+    ]
     assert told["node: trigger"] == [
         {
             "trigger": "operator",
@@ -632,6 +634,28 @@ def test_all_that_is_stored_is_exported_by_a_limit_of_0(
         main(["export", "--output", str(out)])
     assert usage.value.code == 2
     assert "name traces, or choose them" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("coordinator")
+@pytest.mark.parametrize("form", ["otlp-json", "jaeger-json", "perfetto"])
+def test_a_trace_without_a_span_is_left_out_of_a_file_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    other = TraceId(bytes(15) + b"\2")
+    whole = _Coordinator.trace
+
+    def trace(here: _Coordinator, trace: TraceId) -> pb.TraceDetail:
+        return whole(here, trace) if trace == TRACE else _detail(front=_slice())
+
+    monkeypatch.setattr(_Coordinator, "trace", trace)
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    export = ["export", "--format", form]
+    assert main([*export, TRACE.hex(), "--output", str(alone)]) == 0
+    assert capsys.readouterr().err == "backsightctl: exported 1 traces, 1 spans\n"
+    assert main([*export, other.hex(), TRACE.hex(), "--output", str(both)]) == 0
+    said = "backsightctl: exported 1 traces, 1 spans; 1 without a span were left out\n"
+    assert capsys.readouterr().err == said
+    assert both.read_bytes() == alone.read_bytes()
 
 
 def test_json_beside_an_export_to_standard_output_is_wrong_usage(
