@@ -351,10 +351,12 @@ def test_a_node_answers_while_it_looks_for_what_somebody_asked(tmp_path: Path) -
         asking = threading.Thread(target=lambda: views.append(NodeClient(path).peek(TRACE)))
         asking.start()
         looking.wait()
-        assert NodeClient(path).status()["node"] == "alpha"
-        assert NodeClient(path).trigger("t", TRACE, "now") is None
-        answered.set()
-        asking.join()
+        try:
+            assert NodeClient(path).status()["node"] == "alpha"
+            assert NodeClient(path).trigger("t", TRACE, "now") is None
+        finally:
+            answered.set()
+            asking.join()
         return views[0]
 
     view = _ask_server(tmp_path, Busy(), ask=ask)
