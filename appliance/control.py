@@ -31,13 +31,15 @@ _WRITE_BYTES = 1 << 20
 class Peek:
     """What the node holds of a trace at this moment; asking triggers nothing.
 
-    ``trigger``: under which it is collected; empty while it is not.
+    ``trigger``: under which it is collected; empty while it is not. ``reported_bytes``: what was
+    reported of it since, and is held no more.
     """
 
     flags: SliceFlags
     open_handles: int
     data: bytes
     trigger: str = ""
+    reported_bytes: int = 0
 
 
 class ControlHost(Protocol):
@@ -162,6 +164,7 @@ class ControlServer:
         if self._peeking.locked():
             return {}
         try:
-            return self._found(await self._look(trace))
+            peek = await self._look(trace)
         except OSError:
             return {}
+        return {**self._found(peek), "reported_bytes": peek.reported_bytes}

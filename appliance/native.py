@@ -480,7 +480,7 @@ class NativeDataPlane:
                     flags |= SliceFlags.TRUNCATED
                 trigger = ffi.string(found.trigger).decode("ascii", "replace")
                 data = bytes(ffi.buffer(buffer, got))
-                return Peek(flags, found.open_handles, data, trigger)
+                return Peek(flags, found.open_handles, data, trigger, found.trimmed_bytes)
             size = min(size * 8, self._peek_bytes_max)
 
     def _usage(self) -> Any:  # noqa: ANN401 - of cffi

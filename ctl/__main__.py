@@ -389,6 +389,7 @@ def _trigger(arguments: argparse.Namespace) -> int:
                 "trace_id": trace.hex(),
                 "why": arguments.why,
                 "bytes_held": held.bytes if held is not None else None,
+                "bytes_reported": held.reported_bytes if held is not None else None,
             }
         )
     else:
@@ -402,6 +403,7 @@ def _held_in_words(held: Held | None) -> str:
     why_not_all = ", ".join(flag_names(held.flags))
     return (
         f"; node {printable(held.node)} holds {f'{held.bytes} bytes' if held.bytes else 'nothing'} of it"
+        + (f", and has reported {held.reported_bytes} bytes" if held.reported_bytes else "")
         + (f" ({why_not_all})" if why_not_all else "")
     )
 

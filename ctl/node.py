@@ -20,11 +20,12 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a node holds of a trace; ``flags`` say why it is not all."""
+    """What a node holds of a trace, beside what it has reported; ``flags`` say why it is not all."""
 
     node: str
     flags: SliceFlags
     bytes: int
+    reported_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class NodeClient:
         # Neither an older node says it nor one that is looking at another trace.
         if "bytes" not in reply:
             return None
-        return Held(reply["node"], SliceFlags(reply["flags"]), reply["bytes"])
+        flags = SliceFlags(reply["flags"])
+        return Held(reply["node"], flags, reply["bytes"], reply["reported_bytes"])
 
     def peek(self, trace: TraceId) -> TraceView:
         """What the node holds of a trace; nothing is triggered. NotFound if it holds nothing."""

@@ -7,8 +7,9 @@ A Unix stream socket beside the one where applications attach (its path with
     {"command": "status"}               -> {"status": {...}}
     {"command": "peek", "trace": HEX}   -> {"node", "flags", "open_handles", "trigger", "bytes": N}
                                            and N bytes of slice behind the line
-    {"command": "trigger", "name", "trace", "why"}  -> {"node", "flags", "bytes": N}, as for peek, with
-                                           nothing behind; or {}, if that cannot be told at once
+    {"command": "trigger", "name", "trace", "why"}  -> {"node", "flags", "bytes"} as for peek, of what it holds,
+                                           and "reported_bytes", of what it has reported already;
+                                           or {}, if that cannot be told at once
 
 or ``{"error": "..."}``.
 """

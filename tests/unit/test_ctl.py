@@ -384,9 +384,14 @@ def test_the_operator_fires_a_trigger(tmp_path: Path) -> None:
     assert host.fired == [("operator", TRACE, "fired by hand"), ("by-hand", TRACE, "odd")]
 
 
+REPORTED = TraceId(bytes(15) + b"\3")
+
+
 class _Rest(_Host):
     def peek(self, trace: TraceId) -> Peek:
         assert self.fired, "what it looks at may be much: a trigger does not wait for that"
+        if trace == REPORTED:
+            return Peek(SliceFlags.HELD, 0, b"", "latency", 678)
         if trace != TRACE:
             return super().peek(trace)
         return Peek(SliceFlags.HELD | SliceFlags.EVICTED, 0, b"12345")
@@ -397,6 +402,10 @@ class _Rest(_Host):
     [
         (TRACE.hex(), "triggered; node alpha holds 5 bytes of it (evicted)\n"),
         ("00" * 15 + "01", "triggered; node alpha holds nothing of it\n"),
+        (
+            REPORTED.hex(),
+            "triggered; node alpha holds nothing of it, and has reported 678 bytes\n",
+        ),
         # It is fired all the same.
         (UNREADABLE.hex(), "triggered\n"),
     ],
@@ -601,7 +610,7 @@ def test_every_command_is_for_programs_too(
         },
         "export": {"output", "format", "traces", "spans", "without_spans"},
         "config check": {"file", "valid_for", "problems"},
-        "node: trigger": {"trigger", "trace_id", "why", "bytes_held"},
+        "node: trigger": {"trigger", "trace_id", "why", "bytes_held", "bytes_reported"},
     }
     assert told["show"][0]["trace_id"] == told["traces"][0]["trace_id"] == TRACE.hex()
     assert [node["node"] for node in told["nodes"]] == ["alpha", "beta"]
@@ -614,6 +623,7 @@ def test_every_command_is_for_programs_too(
             "trace_id": TRACE.hex(),
             "why": "fired by hand",
             "bytes_held": len(_slice((1, 0, "GET /", 0, None))),
+            "bytes_reported": 0,
         }
     ]
 

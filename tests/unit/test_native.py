@@ -217,6 +217,23 @@ def test_peek_shows_so_much_and_says_that_there_is_more(monkeypatch: pytest.Monk
     assert (len(peeked.data), peeked.flags) == (3 << 20, SliceFlags.TRUNCATED)
 
 
+def test_peek_knows_what_was_reported_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trimmed:
+        """The library, with a slice of which all was reported."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def bsn_peek(self, *arguments: Any) -> int:
+            arguments[-1].bytes = arguments[-1].trimmed_bytes = 678
+            return 0
+
+    monkeypatch.setattr(native, "lib", Trimmed())
+    with dataplane() as here:
+        peeked = here.peek(TRACE)
+    assert (peeked.data, peeked.reported_bytes) == (b"", 678)
+
+
 def test_wait_ends_by_wake_also_when_it_came_before() -> None:
     with dataplane() as here:
         here.wake()
