@@ -25,7 +25,7 @@ NEWEST := build/venv-newest
 LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
-.PHONY: help setup build deb rpm oci cluster test-packages build-asan build-tsan build-arm64 test test-all test-newest test-share \
+.PHONY: help setup build deb rpm oci cluster test-packages build-asan build-tsan build-arm64 test test-all test-alone test-newest test-share \
 	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep fuzz-python fuzz-python-coverage lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
 	pythonpath demo demo-probes replay hostile hostile-peers mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle bench-decode bench-control bench-nodes bench-floor bench-shop clean
@@ -190,16 +190,18 @@ ALONE := $(addprefix tests/,demo hostile kernels machine mishaps monitoring pack
 test-python: build
 	scripts/with-tmp --memory $(PYTHON) -m pytest tests $(ALONE:%=--ignore=%) -m 'not slow' \
 		--numprocesses $(JOBS) --dist loadfile --max-worker-restart 1
+
+test-alone: build
 	$(PYTEST) $(ALONE) -m 'not slow'
 
 test: test-c test-fuzz test-python
 
-test-all: test-c test-fuzz test-weak test-arm64 test-python
+test-all: test-c test-fuzz test-weak test-arm64 test-python test-alone
 	$(PYTEST) tests -m slow
 	scripts/with-tmp $(PYTHON) -m tests.mutants
 
 # Of the tests that `test` leaves out, others each time: none begins so many seconds after the first.
-SHARE_S := 900
+SHARE_S := 600
 test-share: build
 	$(PYTEST) tests -m 'slow and not campaign' -p tests.share --share-s $(SHARE_S)
 

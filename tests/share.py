@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a share of the tests: in an order that is drawn, as many as begin within so many seconds.
 
-A plugin for pytest (``-p tests.share --share-s 900``). For tests that take too long to be run
+A plugin for pytest (``-p tests.share --share-s 600``). For tests that take too long to be run
 all each time. The time begins with the first, so that one is always run: a run of none would
 be a success. What is left for other runs is counted in the summary; it is drawn by the seed
 in the head, so that a run can be repeated.
