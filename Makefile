@@ -39,7 +39,9 @@ help:
 	@echo 'sudo make hostile-peers  hostile peers of a coordinator beside 30 honest nodes (DURATION= SPEED= ONLY=)'
 	@echo 'sudo make hostile     hostile processes beside honest ones on two nodes (DURATION= SEED= ONLY=)'
 	@echo 'sudo make test        set up, build, run the tests (15 minutes, once it is built)'
-	@echo 'sudo make test-all    the same, and the tests that take longer'
+	@echo 'sudo make test-alone  the tests that have the machine to themselves: probes, packages, the demo'
+	@echo 'sudo make test-all    both, and the tests that take longer'
+	@echo 'sudo make test-share  ten minutes of those that take longer, others each time'
 	@echo 'sudo make test-arm64  the C tests for arm64, emulated'
 	@echo 'sudo make test-kernels  the probes on other kernels, under qemu'
 	@echo 'sudo make test-weak   client and node on a weak memory, more executions of each scenario'
@@ -124,7 +126,7 @@ test-kernels: build
 	$(PYTHON) -m tests.kernels
 
 # libFuzzer, for so many seconds each, at the same time, from what it found before (tests/data/fuzz).
-FUZZ_S := 60
+FUZZ_S := 30
 FUZZERS := attach directory slice spans
 fuzz_bytes_slice := -max_len=6000
 fuzz_bytes_spans := -max_len=4000
@@ -187,9 +189,11 @@ fuzz-python-coverage: build $(FUZZ_VENV)/stamp
 # ends too, all are over.
 PYTEST := scripts/with-tmp $(PYTHON) -m pytest
 ALONE := $(addprefix tests/,demo hostile kernels machine mishaps monitoring packaging probes replay)
+# Many wait for a daemon: one more than there are processors keeps these busy.
+WORKERS := $(shell expr $(JOBS) + 1)
 test-python: build
 	scripts/with-tmp --memory $(PYTHON) -m pytest tests $(ALONE:%=--ignore=%) -m 'not slow' \
-		--numprocesses $(JOBS) --dist loadfile --max-worker-restart 1
+		--numprocesses $(WORKERS) --dist loadfile --max-worker-restart 1
 
 test-alone: build
 	$(PYTEST) $(ALONE) -m 'not slow'

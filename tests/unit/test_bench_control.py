@@ -72,6 +72,7 @@ def test_a_quick_run_measures_all_and_loses_no_trace(
         assert line["value"] > 0
 
 
+@pytest.mark.slow
 def test_traces_that_do_not_end_are_not_taken_for_coherent(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

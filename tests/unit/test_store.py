@@ -597,7 +597,7 @@ _JUDGED = st.builds(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     st.lists(
         _SAID | _CAME | _JUDGED | st.builds(PutReleased, st.sampled_from([T1, T2])),
