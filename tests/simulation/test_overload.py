@@ -135,6 +135,7 @@ def held_otherwise(outcome: Outcome, trace: TraceId) -> bool:
     return any(group.primary == trace for name in ("tA", "tB") for group in outcome.groups[name])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_faulty_trigger_takes_only_what_the_others_leave() -> None:
     check(overload(3000))
