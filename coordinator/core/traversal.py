@@ -81,7 +81,7 @@ class Traversal:
     ) -> bool:
         """The group fired on a node, which collects by itself and will say so.
 
-        But for what it has said of the trace before, and that nobody took back: that it is asked for.
+        If it was not told that the trace was closed, it does not say again what it said, so it is asked.
         ``process``: who fired there, if anyone did. ``by_process``: one that works on this very
         trace. False if the trace has so many groups that one more is no news.
         """
