@@ -33,6 +33,7 @@ from protocol.tokens import drawn, line_of
 from protocol.wire import parse_trace_id
 from runtime.printable import printable
 from runtime.schema import EXIT_CONFIG, ConfigError
+from runtime.tls import moment_in_words
 
 
 def _print_json(value: object) -> None:
@@ -360,10 +361,10 @@ def _said(name: str, value: object) -> str:
 
 
 def _moment(at_s: float) -> str:
-    """Of a certificate's end. As its other messages have it; 0: there is none."""
+    """Of a certificate's end; 0: there is none."""
     if not at_s:
         return "-"
-    words = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    words = moment_in_words(datetime.fromtimestamp(at_s, UTC))
     return words if at_s > time.time() else f"{words}  (over)"
 
 

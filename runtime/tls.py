@@ -93,7 +93,7 @@ def load(files: TlsFiles, section: str, usage: Usage, now: datetime | None = Non
     if all(one.expires_at <= at for one in trusted):
         raise TlsError(
             f"{section}.ca: {files.ca}: all that is in it is over, the last since"
-            f" {_in_words(max(one.expires_at for one in trusted))}; get the certificate of the CA"
+            f" {moment_in_words(max(one.expires_at for one in trusted))}; get the certificate of the CA"
             " that is in use"
         )
     if not chain:
@@ -118,13 +118,13 @@ def load(files: TlsFiles, section: str, usage: Usage, now: datetime | None = Non
     if facts.expires_at <= at:
         raise OverError(
             f"{section}.certificate: {files.certificate}: it was valid until"
-            f" {_in_words(facts.expires_at)}; renew it",
+            f" {moment_in_words(facts.expires_at)}; renew it",
             facts.expires_at,
         )
     if facts.begins_at > at:
         raise TlsError(
             f"{section}.certificate: {files.certificate}: it is valid from"
-            f" {_in_words(facts.begins_at)} on, which is later than now; is this machine's clock right?"
+            f" {moment_in_words(facts.begins_at)} on, which is later than now; is this machine's clock right?"
         )
     if not (facts.for_servers if usage is Usage.SERVER else facts.for_clients):
         raise TlsError(
@@ -178,7 +178,8 @@ def _reason(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).replace("_", " ").lower()
 
 
-def _in_words(moment: datetime) -> str:
+def moment_in_words(moment: datetime) -> str:
+    """As all messages on certificates have it; UTC."""
     return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -255,7 +256,7 @@ class Rotating:
             return None
         return self.problem or (
             f"{self._section}.certificate: {self._files.certificate}: it was valid until"
-            f" {_in_words(facts.expires_at)}; renew it"
+            f" {moment_in_words(facts.expires_at)}; renew it"
         )
 
     def take_up(self, files: TlsFiles | None = None) -> None:
@@ -301,7 +302,7 @@ class Rotating:
         if before is not None:
             self._log.info(
                 f"{self._files.certificate}: taken up, {self.current.facts.who}, valid until"
-                f" {_in_words(self.current.facts.expires_at)}",
+                f" {moment_in_words(self.current.facts.expires_at)}",
                 message_id=MessageId.RELOADED,
             )
         return True
@@ -325,7 +326,7 @@ class Rotating:
         if left < _LATE * whole:
             self._warned = self.current
             self._log.warning(
-                f"{self._files.certificate}: valid until {_in_words(facts.expires_at)} only; renew it,"
+                f"{self._files.certificate}: valid until {moment_in_words(facts.expires_at)} only; renew it,"
                 " and it is taken up by itself"
             )
 
@@ -427,6 +428,6 @@ def _not_accepted(files: TlsFiles, facts: Certificate, reason: str | None) -> st
     said = f" ({reason})" if reason else ""
     return (
         f"it hung up when it saw the certificate in {files.certificate}{said}: {facts.who}, signed by"
-        f" {facts.issuer}, valid until {_in_words(facts.expires_at)}. That must be signed by a CA in"
+        f" {facts.issuer}, valid until {moment_in_words(facts.expires_at)}. That must be signed by a CA in"
         " the coordinator's tls.ca, and be valid by its clock"
     )
