@@ -305,16 +305,14 @@ struct bs_span_detail {
 
 /*
  * Nobody answered what a client span sent: the IP address that it was sent to, and why
- * (an exception, a timeout), as text. So a hop out of that span and handle that nobody
- * met is told apart from one whose other end is missing, provided that a breadcrumb
- * names the address ("@10.0.0.7"): whoever is there is asked. It counts only in the
- * handle that sent.
+ * (an exception, a timeout), as text. It counts only in the handle that sent. Write a
+ * breadcrumb by the address beside it ("@10.0.0.7"): whoever is there is asked.
  *
- * BS_REACH_NONE: no connection came about (refused, unreachable, no such name, a timeout
- * of the connect), in no try, so no byte of the request was sent, and nobody misses its
- * other end. BS_REACH_UNKNOWN, and all other values: somebody may have got it, say
- * behind a virtual address, so it counts only where a node is at the address, and was
- * asked, and has answered.
+ * BS_REACH_NONE: no connection came about (refused, unreachable, a timeout of the
+ * connect), in no try, so no byte of the request was sent, and nobody misses its other
+ * end. It counts only with an address. BS_REACH_UNKNOWN, and all other values: somebody
+ * may have got it, say behind a virtual address, so the other end is missing; address
+ * and error are told with that.
  */
 struct bs_unanswered {
 	uint64_t span_id;

@@ -160,7 +160,7 @@ static bool take_unanswered(struct part *p, const struct bsd_record *r)
 		.error_bytes = (uint8_t)(r->rest_bytes < TEXT_MAX
 						 ? r->rest_bytes
 						 : TEXT_MAX),
-		.unsent = r->unsent,
+		.excused = r->unsent && r->name_bytes,
 	};
 
 	return array_append(&p->unanswered, &said, 1) &&

@@ -135,7 +135,7 @@ struct unanswered {
 	uint32_t client, handle;
 	uint32_t text_at;
 	uint8_t address_bytes, error_bytes;
-	bool unsent;
+	bool excused; /* it was not sent, and it is said to whom: nothing is missing */
 };
 
 /* One node's slice. */

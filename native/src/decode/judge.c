@@ -451,7 +451,7 @@ static int compare_senders(const struct unanswered *a,
 	return order ? order : COMPARE(a->handle, b->handle);
 }
 
-/* Of one sender those come first that may have been sent: by these something is missing. */
+/* Of one sender those come first that excuse nothing: by these something is missing. */
 static int compare_unanswered(const void *one, const void *other)
 {
 	const struct unanswered *a = one, *b = other;
@@ -459,8 +459,8 @@ static int compare_unanswered(const void *one, const void *other)
 
 	if (order)
 		return order;
-	if (a->unsent != b->unsent)
-		return COMPARE(a->unsent, b->unsent);
+	if (a->excused != b->excused)
+		return COMPARE(a->excused, b->excused);
 	return COMPARE(a->text_at, b->text_at);
 }
 
@@ -504,7 +504,7 @@ static bool is_unmet(const struct bsd_evidence *e, const struct met *met,
 		const struct part *p = part_at(e, met[i].part);
 		const struct unanswered *said =
 			met[i].extracted ? NULL : said_of(p, &met[i].hop);
-		bool misses = !said || !said->unsent || !said->address_bytes;
+		bool misses = !said || !said->excused;
 
 		if (said && (misses || !f->name)) {
 			f->name = array_at(&p->texts, said->text_at);

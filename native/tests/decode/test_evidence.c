@@ -356,23 +356,30 @@ static void whatever_may_have_been_sent_is_missing(void)
 	CHECK_EQ(kind_of(UINT32_MAX, "10.0.0.2"), unmet);
 }
 
-static void of_all_that_is_said_of_a_call_the_worst_counts(void)
+/* Three words about a call, of which one that excuses nothing is at each place. */
+static void the_worst_counts(uint32_t reach, const char *address)
 {
 	struct bsd_evidence *e = new_evidence(1000);
 
-	for (uint32_t unknown = 0; unknown < 3; unknown++) {
+	for (uint32_t worst = 0; worst < 3; worst++) {
 		bsd_evidence_restart(e, 10);
 		content.n = 0;
 		put_hop(&content, BS_RECORD_HOP_OUT, 10, 0);
 		for (uint32_t i = 0; i < 3; i++)
 			put_unanswered_as(&content, 7,
-					  i == unknown ? BS_REACH_UNKNOWN
-						       : BS_REACH_NONE,
-					  "10.0.0.1", "refused");
+					  i == worst ? reach : BS_REACH_NONE,
+					  i == worst ? address : "10.0.0.1",
+					  "refused");
 		add(e, 10, 0, 1 << 20);
 		CHECK_EQ(only(e)->kind, BSD_FINDING_HOP_OUT_UNMET);
 	}
 	bsd_evidence_free(e);
+}
+
+static void of_all_that_is_said_of_a_call_the_worst_counts(void)
+{
+	the_worst_counts(BS_REACH_UNKNOWN, "10.0.0.1");
+	the_worst_counts(BS_REACH_NONE, "");
 }
 
 int main(void)
