@@ -157,8 +157,14 @@ class Assembly:
 
         A late chunk is of a slice that the node has let go of, and says nothing of the last one.
         """
-        if part.of_no_use is None or not is_earlier(epoch, part.of_no_use[0]):
-            part.of_no_use = epoch, end
+        if part.of_no_use is not None:
+            held, before = part.of_no_use
+            if is_earlier(epoch, held):
+                return
+            if epoch == held:
+                # It may send once more what is before that.
+                end = max(end, before)
+        part.of_no_use = epoch, end
 
     def within_bounds(self, status: SliceStatus) -> SliceStatus:
         """What a node says of its slice, as far as it is stored."""
@@ -189,14 +195,14 @@ class Assembly:
         self.credit.free(len(chunk.data))
         self.credit.top_up(stream)
 
-    def decline(self, stream: int, node: Node, chunk: SliceChunk, end: int) -> None:
-        """A chunk is not needed, for another slice is kept: the node may forget all before end.
+    def decline(self, stream: int, node: Node, chunk: SliceChunk, end: int, stored: int) -> None:
+        """A chunk is not needed: the node may forget all before end, of which that much is stored.
 
         When all that was written is durable, since the node may be left with
         nothing that it could repeat instead.
         """
         self.ignore(stream, chunk)
-        self._outbox.after_writes(BytesDurable(chunk.trace, node.id, chunk.epoch, end, 0))
+        self._outbox.after_writes(BytesDurable(chunk.trace, node.id, chunk.epoch, end, stored, 0))
 
     def take(self, stream: int, node: Node, trace: Trace, part: Part, chunk: SliceChunk) -> bytes:
         """Take a chunk for which there was room; what of it is new.
@@ -212,7 +218,7 @@ class Assembly:
             # A gap, or nothing new: where to go on.
             self.credit.free(size)
             if part.received >= self._slice_bytes_max:
-                self._outbox.after_writes(BytesDurable(trace.id, node.id, part.epoch, end, 0))
+                self._outbox.after_writes(BytesDurable(trace.id, node.id, part.epoch, end, end, 0))
             elif chunk.offset > part.received or end <= part.durable:
                 self._ack(stream, trace, part, hurried=True, again=chunk.offset > part.received)
         else:
@@ -227,7 +233,7 @@ class Assembly:
                     fresh,
                     chunk.zstd if len(fresh) == size else b"",
                 ),
-                BytesDurable(trace.id, node.id, part.epoch, end, len(fresh)),
+                BytesDurable(trace.id, node.id, part.epoch, end, end, len(fresh)),
             )
             self.credit.free(size - len(fresh))
         self.expect(trace, part)
@@ -243,7 +249,8 @@ class Assembly:
             is_full = part.received >= self._slice_bytes_max
             # What came while the trace was closed, and nobody wanted, is wanted now.
             again = effect.end > part.received and not is_full
-            part.durable = max(part.durable, part.received if again else effect.end)
+            durable = min(effect.durable, part.received) if again else effect.durable
+            part.durable = max(part.durable, durable)
             if node is not None and node.stream is not None:
                 self._ack(node.stream, trace, part, hurried=again, again=again)
         elif node is not None and node.stream is not None:

@@ -564,7 +564,9 @@ class CoordinatorCore:
                 or (same and known.length >= self._config.slice_bytes_max)
             ):
                 upto = max(known.length, end) if same else end
-                self._assembly.decline(stream, node, chunk, upto)
+                is_full = same and known.length >= self._config.slice_bytes_max
+                stored = upto if is_full else known.length if same else 0
+                self._assembly.decline(stream, node, chunk, upto, stored)
                 return
             trace = self._lifecycle.begin(chunk.trace, node.id, now_ns, outcome)
             self._lifecycle.news(trace, now_ns)
@@ -582,7 +584,7 @@ class CoordinatorCore:
             self._put_status(node, part, now_ns)
             self._lifecycle.news(trace, now_ns)
         if kept:
-            self._assembly.decline(stream, node, chunk, end)
+            self._assembly.decline(stream, node, chunk, end, 0)
             return
         if chunk.epoch != part.epoch:
             # Late, of a slice that was given up; or the next one, from its middle.

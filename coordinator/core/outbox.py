@@ -48,12 +48,17 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class BytesDurable:
-    """A slice is durable up to ``end``, and ``size`` bytes need no more memory."""
+    """A node may forget a slice up to ``end``, unless that is wanted by now.
+
+    ``durable``: of this very slice that much is in the store; less than ``end`` where nobody wanted
+    what came. ``size`` bytes need no more memory.
+    """
 
     trace: TraceId
     node: NodeId
     epoch: int
     end: int
+    durable: int
     size: int
 
 
@@ -65,7 +70,6 @@ class Closed:
     """
 
     trace: TraceId
-    nodes: tuple[NodeId, ...]
     number: int
     of_no_use: tuple[tuple[NodeId, int, int], ...] = ()
 
