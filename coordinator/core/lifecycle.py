@@ -114,7 +114,7 @@ class Lifecycle:
         self.traces: OrderedDict[TraceId, Trace] = OrderedDict()
         self.moves: list[tuple[TraceId, TraceState, TraceState]] | None = None
         """Which traces went from where to where, since somebody took it; None: nobody wants to know."""
-        # While that is not durable: the number of the closing, and who mentioned the trace since.
+        # While that is not durable: the number of the closing, and who is to be told of it then.
         self._closing: dict[TraceId, tuple[int, dict[NodeId, None]]] = {}
         self.closed = ClosedTraces(config, stored, lambda trace: trace not in self._closing)
         self.traversal_s = Histogram(DURATION_BOUNDS_S)
@@ -162,7 +162,7 @@ class Lifecycle:
             now_ns,
             provisional_at_ns,
             reported_ns=now_ns,
-            unreleased=trace_id in self._closing,
+            unreleased=self._closing[trace_id][1] if trace_id in self._closing else {},
         )
         self.traces[trace_id] = trace
         self._memory.begin(trace, by)
@@ -315,7 +315,7 @@ class Lifecycle:
                 self.closed.remember(trace_id, Outcome({}, verdict, 0))
 
     def on_closed(self, closed: Closed) -> None:
-        number, mentioned = self._closing.get(closed.trace, (0, {}))
+        number, nodes = self._closing.get(closed.trace, (0, {}))
         if number != closed.number:
             return  # there were news meanwhile
         del self._closing[closed.trace]
@@ -324,7 +324,7 @@ class Lifecycle:
             if node is not None and node.stream is not None:
                 # It holds what it has sent until that is acknowledged.
                 self._outbox.ack(node.stream, closed.trace, epoch, end)
-        for identity in dict.fromkeys((*closed.nodes, *mentioned)):
+        for identity in nodes:
             node = self._nodes.by_id.get(identity)
             if node is not None and node.session is not None:
                 self._outbox.say(node.session, Release(closed.trace), hurried=False)
@@ -413,7 +413,7 @@ class Lifecycle:
             part.received = known.length
             if known.length:
                 self._outbox.after_writes(
-                    BytesDurable(trace.id, identity, known.epoch, known.length, 0)
+                    BytesDurable(trace.id, identity, known.epoch, known.length, known.length, 0)
                 )
 
     def _answered_before(
@@ -510,7 +510,6 @@ class Lifecycle:
         assert trace.verdict is not None
         self._counters.closed[trace.verdict.kind] += 1
         self._closings += 1
-        self._closing[trace.id] = self._closings, {}
         of_no_use = tuple(
             (part.node, *part.of_no_use)
             for part in trace.parts.values()
@@ -518,7 +517,8 @@ class Lifecycle:
         )
         # Also of one that was given up: they were told to drop its groups, but may hold it for one
         # that nobody here knows, of before a restart.
-        effect = Closed(trace.id, tuple(trace.parts), self._closings, of_no_use)
+        self._closing[trace.id] = self._closings, trace.unreleased | dict.fromkeys(trace.parts)
+        effect = Closed(trace.id, self._closings, of_no_use)
         trace.slices = {node: self.slice_of(trace, part) for node, part in trace.parts.items()}
         least = tuple(
             (self._nodes.name_of(node), known.least)

@@ -156,8 +156,8 @@ class Trace:
     that stands in ``reasons_before``. ``stored_bytes`` are in the
     store, of slices and firings. ``may_heal``: by its final verdict, something is missing that may
     still come. ``charged_to``: the group that pays for it, with ``charged_items`` of ``items``.
-    ``unreleased``: begun again before its nodes heard that it was closed, so that they do not say
-    again what they said before.
+    ``unreleased``: it was begun again before these nodes heard that it was closed, so that they do
+    not say again what they said before.
     """
 
     id: TraceId
@@ -178,7 +178,7 @@ class Trace:
     may_heal: bool = False
     charged_to: GroupState | None = None
     charged_items: int = 0
-    unreleased: bool = False
+    unreleased: dict[NodeId, None] = field(default_factory=dict)
     slices: dict[NodeId, ClosedSlice] = field(default_factory=dict)
     """As they were when it was released; nothing came since."""
     counted: tuple[int, int] = (1, 1)

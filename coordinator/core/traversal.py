@@ -86,7 +86,8 @@ class Traversal:
         trace. False if the trace has so many groups that one more is no news.
         """
         part = trace.parts.get(node.id)
-        will_say = part is not None or not trace.unreleased
+        is_asked = part is not None and part.state is not PartState.UNASKED
+        will_say = is_asked or node.id not in trace.unreleased
         is_one_too_many = group not in trace.groups and self._is_full(trace)
         if is_one_too_many and part is not None:
             return False

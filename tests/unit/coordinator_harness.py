@@ -215,6 +215,7 @@ class Harness:
                 verdict = stored.verdict if stored is not None else None
                 reasons = verdict.reasons if verdict is not None else ()
                 given_up = [reason.kind for reason in reasons] == [ReasonKind.ABANDONED]
+                given_up = given_up and not ack.again
                 # What came of it fitted nowhere, and nothing else will come.
                 over = ack.offset <= self._of_no_use.get((node_id(name), ack.trace, ack.epoch), 0)
                 assert declined or cut or given_up or over or ack.offset <= durable, (

@@ -271,6 +271,64 @@ def test_who_was_not_told_of_a_trace_s_end_is_asked_when_he_fires_it_again() -> 
     assert harness.asked() == {}
 
 
+def test_who_answered_too_late_and_was_not_told_of_the_end_is_asked_too() -> None:
+    """What it said came when the trace was closed, and said nothing new of that."""
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", trace_id("first"), laterals=(T,))
+    harness.deliver(trace_id("first"), {"n1": run(*span(1))})
+    harness.autosave = False
+    wait_for_the_end(harness)
+    assert harness.core.figures().traces_closed == 2
+    harness.status("n1", T, held=False)
+    harness.take_said()
+    harness.fire("n1", trace_id("second"), laterals=(T,))
+    assert harness.asked() == {"n1": [T]}
+
+
+def closed_as_blank_of_two() -> Harness:
+    """Fired as a lateral by two nodes that had nothing of it, and closed, but not durably."""
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    for name in ("n1", "n2"):
+        primary = trace_id(f"of {name}")
+        harness.fire(name, primary, laterals=(T,))
+        harness.status(name, primary, held=False)
+        harness.status(name, T, held=False)
+    harness.autosave = False
+    wait_for_the_end(harness)
+    assert harness.core.figures().traces_closed == 3
+    harness.take_said()
+    return harness
+
+
+def test_who_was_not_told_of_the_end_is_asked_though_another_named_him_since() -> None:
+    harness = closed_as_blank_of_two()
+    # n1 has something by now, but nobody wants it until n2 fires it again.
+    harness.status("n1", T, 4, ["n2"])
+    assert harness.asked() == {}
+    harness.fire("n2", trace_id("again"), laterals=(T,))
+    assert harness.asked() == {"n1": [T], "n2": [T]}
+
+
+def test_who_was_not_told_of_the_end_is_told_of_the_next() -> None:
+    """And is asked until then, though he has no part in it."""
+    harness = closed_as_blank_of_two()
+    harness.fire("n1", trace_id("second"), laterals=(T,))
+    assert harness.asked() == {"n1": [T]}
+    harness.status("n1", T, held=False)
+    harness.status("n1", trace_id("second"), held=False)
+    wait_for_the_end(harness)
+    harness.fire("n2", trace_id("third"), laterals=(T,))
+    assert harness.asked() == {"n2": [T]}
+    harness.status("n2", T, held=False)
+    harness.status("n2", trace_id("third"), held=False)
+    wait_for_the_end(harness)
+    harness.take_said()
+    harness.save()
+    assert {name for name, said in harness.take_said() if said == Release(T)} == {"n1", "n2"}
+
+
 def test_what_is_said_of_a_trace_is_not_heard_while_the_store_cannot_be_read() -> None:
     harness = closed(CLOSED_MAX)
     close_others(harness, 2 * CLOSED_MAX)
@@ -547,6 +605,21 @@ def test_a_node_lets_go_of_what_fits_nowhere_though_an_earlier_slice_comes_late(
     assert told(harness) == [SliceAck(T, 8, 3), Release(T)]
 
 
+def test_a_node_lets_go_of_all_that_fits_nowhere_though_it_begins_again() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.status("n1", T, 12)
+    harness.send("n1", T, 4, b"efgh")
+    harness.send("n1", T, 8, b"ijkl")
+    harness.lose_slices("n1")
+    harness.open_slices("n1")
+    harness.send("n1", T, 4, b"efgh")
+    told(harness)
+    wait_for_the_end(harness)
+    assert told(harness) == [SliceAck(T, 12, 1), Release(T)]
+
+
 def test_what_fitted_nowhere_is_not_missed_again() -> None:
     harness = Harness()
     harness.cluster("n1")
@@ -622,6 +695,35 @@ def test_what_nobody_wanted_is_sent_again_when_it_is_fired_again_at_once() -> No
     harness.send("n1", T, 4, b"efghijklmnop")
     harness.save()
     assert bytes(harness.store.traces[T].slices["n1"].data) == b"abcdefghijklmnop"
+
+
+def test_what_nobody_wanted_does_not_make_durable_what_came_since() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = harness.fire("n1", T)
+    harness.status("n1", T, 16)
+    harness.send("n1", T, 0, b"abcd")
+    harness.status("n2", T, 4)
+    harness.say("n2", Abandoned(group))
+    wait_for_the_end(harness)
+    harness.autosave = False
+    # Each chunk waits for a firing of its own.
+    behind = []
+    for offset, data in ((4, b"efgh"), (8, b"ijklmnop")):
+        harness.fire("n1", trace_id(f"before {offset}"))
+        behind.append(harness.written[-1].token)
+        harness.send("n1", T, offset, data)
+    harness.fire("n1", T, "again")
+    harness.status("n1", T, 16)
+    told(harness)
+    harness.save(behind[0])
+    assert told(harness) == [SliceAck(T, 4, 1, again=True)]
+    harness.send("n1", T, 4, b"efgh")
+    harness.save(behind[1])
+    # And it forgets nothing of what the coordinator has, but not in its store.
+    assert told(harness) == [SliceAck(T, 4, 1, again=True)]
+    harness.save()
+    assert told(harness) == [SliceAck(T, 8, 1)]
 
 
 @pytest.mark.parametrize("first", ["n1", "n2"])
