@@ -428,7 +428,10 @@ def _part_reasons(trace: Trace, part: Part, nodes: Nodes) -> Iterator[Reason]:
         elif connected and part.is_unasked and (trace.late or not trace.groups):
             return  # by which trigger it could be asked, nobody knows: that is said of the trace
         elif connected:
-            yield Reason(ReasonKind.NO_ANSWER, name, f"named by {part.named_by}; did not answer")
+            groups = [trace.groups[group] for group in part.told if group in trace.groups]
+            gave_up = groups and all(group.given_up_by == name for group in groups)
+            why = "gave up the group before it answered" if gave_up else "did not answer"
+            yield Reason(ReasonKind.NO_ANSWER, name, f"named by {part.named_by}; {why}")
         elif not nodes.is_known(part.node):
             called = trace.evidence.names.get(part.node)
             who = f"no node called {called!r}" if called else "no node of that id"

@@ -109,6 +109,23 @@ def test_a_group_that_is_whole_stays_so_where_another_group_has_its_node_asked(
     assert (harness.verdicts[LATERAL][-1].kind is VerdictKind.COHERENT) != written_since
 
 
+def test_who_gives_up_a_group_before_he_answers_is_said_to_have_done_so() -> None:
+    """Nobody can ask him by another group, since what is whole stays for one that was given up."""
+    harness = Harness()
+    harness.cluster("n1", "n2", "n3")
+    group = fired(harness)
+    for trace in (PRIMARY, LATERAL):
+        harness.deliver(trace, two_nodes())
+    harness.say("n1", Abandoned(group))
+    own = trace_id("own")
+    second = harness.fire("n3", own, laterals=(LATERAL,))
+    harness.say("n3", Abandoned(second))
+    harness.wait(100 * S)
+    (reason,) = harness.verdicts[LATERAL][-1].reasons
+    assert (reason.kind, reason.node) == (ReasonKind.NO_ANSWER, "n3")
+    assert reason.detail == "named by the trigger; gave up the group before it answered"
+
+
 def test_a_group_that_is_whole_stays_so_though_another_one_of_its_traces_is_not() -> None:
     harness = Harness()
     harness.cluster("n1", "n2")

@@ -307,6 +307,11 @@ def outdated(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
                 if not all(may_be_forgotten(sim, f) for f in first.values()):
                     yield f"{words}: who fired it is there, and never forgot it"
             case ReasonKind.NO_ANSWER | ReasonKind.NOT_CONNECTED:
+                groups = sim.world.groups_of(trace)
+                if all(sim.world.given_up.get(group) for group in groups) and any(
+                    reason.node in sim.world.given_up[group] for group in groups
+                ):
+                    continue  # it let go of it, and nobody can ask it for another one
                 if node is not None and not node.dead and can_ask:
                     yield f"{words}: it is there, and answers"
             case ReasonKind.BYTES_MISSING | ReasonKind.RESTARTED:
