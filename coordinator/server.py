@@ -77,6 +77,9 @@ _RECOVERED_AT_ONCE_NS = 5_000_000
 # That one works does not end it, since another page may be bad.
 _READABLE_AGAIN_S = 300.0
 
+# So many reasons are logged until then: SQLite has few, but some name what is broken.
+_UNREADABLE_REASONS_MAX = 8
+
 # At the end, for what is being sent.
 _STOP_GRACE_S = 0.5
 
@@ -157,7 +160,7 @@ class CoordinatorServer:
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._recovering: asyncio.Handle | None = None
-        self._said_unreadable = ""
+        self._said_unreadable: set[str] = set()
         self._unreadable_at_s = 0.0  # the last time
         self._server = grpc.aio.server(
             options=listener.options(identified=settings.tls is not None)
@@ -244,10 +247,12 @@ class CoordinatorServer:
             path = self._settings.store_path
             # Whoever speaks of it says that again and again.
             why, now_s = in_words(path, error), time.monotonic()
-            is_new = now_s - self._unreadable_at_s >= _READABLE_AGAIN_S
+            said = self._said_unreadable
+            if now_s - self._unreadable_at_s >= _READABLE_AGAIN_S:
+                said.clear()
             self._unreadable_at_s = now_s
-            if why != self._said_unreadable or is_new:
-                self._said_unreadable = why
+            if why not in said and len(said) < _UNREADABLE_REASONS_MAX:
+                said.add(why)
                 self._log.error(
                     f"{path}: cannot read closed traces: {why}. What nodes say of these is not heard,"
                     " and said again a minute later; it is counted, as server.not_heard in"

@@ -537,6 +537,26 @@ def test_that_the_store_cannot_be_read_is_said_once_each_time_that_it_begins(
     assert all("cannot read closed traces: " in text for text in said)
 
 
+@pytest.mark.parametrize(("reasons", "said_times"), [(2, 2), (500, server._UNREADABLE_REASONS_MAX)])
+def test_each_reason_why_the_store_cannot_be_read_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reasons: int, said_times: int
+) -> None:
+    """Though they take turns, as where one page is bad and the disk fails at another; and not any number."""
+    said: list[str] = []
+    failures = [sqlite3.DatabaseError(f"reason {n % reasons}") for n in range(1000)]
+
+    async def run() -> None:
+        settings = Settings("127.0.0.1:0", store=StoreSettings(str(tmp_path / "t.sqlite")))
+        here = CoordinatorServer(settings, 1, logs_to(said))
+        monkeypatch.setattr(here, "_closed", Mock(closed=Mock(side_effect=failures)))
+        for _ in failures:
+            with pytest.raises(UnreadableError):
+                here._closed_trace(trigger(1).group.primary)
+
+    asyncio.run(run())
+    assert len(said) == len(set(said)) == said_times
+
+
 @pytest.mark.parametrize("refuses", ["reading", "guard"])
 def test_of_a_reload_that_is_refused_nothing_is_taken_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
