@@ -277,6 +277,31 @@ def test_setup_without_anything_missing_needs_no_rights(repository: Path) -> Non
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    ("df", "where"),
+    [
+        ("echo Avail; echo 100000000000", "/dev/shm"),
+        ("echo Avail; echo 1000", "/tmp"),
+        # What df does where /dev/shm is no tmpfs.
+        ("echo 'df: no file systems processed' >&2; exit 1", "/tmp"),
+    ],
+)
+def test_temporary_files_are_in_memory_only_where_there_is_enough(
+    repository: Path, tmp_path: Path, df: str, where: str
+) -> None:
+    stub = tmp_path / "df"
+    stub.write_text(f"#!/bin/sh\n{df}\n")
+    stub.chmod(0o755)
+    run = subprocess.run(
+        [repository / "scripts/with-tmp", "--memory", "sh", "-c", "dirname $TMPDIR"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"{where}\n", "")
+
+
 SKIPPING_TEST = """
 import pytest
 
