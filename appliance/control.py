@@ -23,6 +23,10 @@ from runtime.unix_socket import make_way, uid_of
 
 _REQUEST_TIMEOUT_S = 5.0
 
+# A trace that was just triggered may be looked for a little later. A pass over 768 MiB of pool takes
+# 6 ms, and the next one waits for four times that at most: so it is known in time in 64 GiB, too.
+_KNOWN_TIMEOUT_S = 2.0
+
 # Written at once; between them the event loop has its turn.
 _WRITE_BYTES = 1 << 20
 
@@ -50,6 +54,9 @@ class ControlHost(Protocol):
 
     def peek(self, trace: TraceId) -> Peek:
         """What the node holds of a trace. Called in a thread, one at a time: it may be much."""
+
+    async def known(self, trace: TraceId) -> None:
+        """Wait while a triggered trace is still looked for: until then ``peek`` shows too little."""
 
     def trigger(self, name: str, trace: TraceId, why: str) -> None:
         """Fire a trigger as the operator."""
@@ -83,9 +90,8 @@ class ControlServer:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
-        # The host must stay until nobody looks at it.
-        async with self._peeking:
-            pass
+        # The host must stay until nobody looks at it; from here on nobody does.
+        await self._peeking.acquire()
         self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -138,7 +144,12 @@ class ControlServer:
 
     async def _peek(self, trace: TraceId) -> tuple[dict[str, Any], bytes]:
         try:
-            peek = await self._look(trace)
+            async with asyncio.timeout(_KNOWN_TIMEOUT_S):
+                await self._host.known(trace)
+            async with self._peeking:
+                peek = await self._look(trace)
+        except TimeoutError:
+            return {"error": f"trace {trace.hex()} is still looked for; ask again"}, b""
         except OSError as error:
             return {"error": str(error)}, b""
         return {
@@ -148,8 +159,7 @@ class ControlServer:
         }, peek.data
 
     async def _look(self, trace: TraceId) -> Peek:
-        async with self._peeking:
-            return await asyncio.to_thread(self._host.peek, trace)
+        return await asyncio.to_thread(self._host.peek, trace)
 
     def _found(self, peek: Peek) -> dict[str, Any]:
         return {"node": self._node, "flags": int(peek.flags), "bytes": len(peek.data)}
@@ -160,11 +170,14 @@ class ControlServer:
             return {"error": f"trigger {name[:64]!r}: want 1 to 31 of [a-z0-9_.-]"}
         trace = parse_trace_id(str(request.get("trace")))
         self._host.trigger(name, trace, why)
-        # It is fired: neither who looks at another trace meanwhile nor what cannot be read holds that up.
-        if self._peeking.locked():
-            return {}
+        # It is fired: that it is looked for, that somebody looks at another one, or that it cannot be
+        # read holds up who fired it for so long at most.
         try:
-            peek = await self._look(trace)
+            async with contextlib.AsyncExitStack() as looking:
+                async with asyncio.timeout(_KNOWN_TIMEOUT_S):
+                    await self._host.known(trace)
+                    await looking.enter_async_context(self._peeking)
+                peek = await self._look(trace)
         except OSError:
             return {}
         return {**self._found(peek), "reported_bytes": peek.reported_bytes}

@@ -127,6 +127,7 @@ class Daemon:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
         self._looking: set[asyncio.Task[None]] = set()
+        self._heard = asyncio.Event()
         self._exits = contextlib.AsyncExitStack()
         self._kept_words = KeptWords(manager, log)
         listener, stored = _listener(settings.socket_path, stored)
@@ -299,6 +300,9 @@ class Daemon:
             sends_ns = self._uplink.poke()
         self._look_for_recent()
         self._set_timer(now_ns, sends_ns)
+        # Who waits looks again after each fact.
+        self._heard.set()
+        self._heard.clear()
 
     def _keep(self, words: Words) -> None:
         self._words = words
@@ -526,6 +530,11 @@ class Daemon:
     def peek(self, trace: TraceId) -> Peek:
         """What the node holds of a trace."""
         return self._dataplane.peek(trace)
+
+    async def known(self, trace: TraceId) -> None:
+        """Wait while a triggered trace is still looked for."""
+        while self._core.is_searching(trace):
+            await self._heard.wait()
 
     def trigger(self, name: str, trace: TraceId, why: str) -> None:
         """Fire a trigger as the operator."""

@@ -400,7 +400,7 @@ def _trigger(arguments: argparse.Namespace) -> int:
 
 def _held_in_words(held: Held | None) -> str:
     if held is None:
-        return ""
+        return "; what the node holds of it cannot be told now"
     why_not_all = ", ".join(flag_names(held.flags))
     return (
         f"; node {printable(held.node)} holds {f'{held.bytes} bytes' if held.bytes else 'nothing'} of it"

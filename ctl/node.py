@@ -43,7 +43,7 @@ class NodeClient:
         """Fire it. What the node holds of the trace; None if it cannot tell."""
         request = {"command": "trigger", "name": name, "trace": trace.hex(), "why": why}
         reply, _ = self._ask(request)
-        # Neither an older node says it nor one that is looking at another trace.
+        # Neither an older node says it nor one that looks for it still, or at another trace.
         if "bytes" not in reply:
             return None
         flags = SliceFlags(reply["flags"])

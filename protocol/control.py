@@ -9,7 +9,7 @@ A Unix stream socket beside the one where applications attach (its path with
                                            and N bytes of slice behind the line
     {"command": "trigger", "name", "trace", "why"}  -> {"node", "flags", "bytes"} as for peek, of what it holds,
                                            and "reported_bytes", of what it has reported already;
-                                           or {}, if that cannot be told at once
+                                           or {}, if that cannot be told soon
 
 or ``{"error": "..."}``.
 """

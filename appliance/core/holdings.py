@@ -181,6 +181,10 @@ class Holdings:
         self.reporter.place(group, now_ns)
         return unknown
 
+    def is_searching(self, trace: TraceId) -> bool:
+        """Whether the data plane still looks for a triggered trace."""
+        return trace in self._searching
+
     def take_collected(self) -> bool:
         """Whether a trace is new since the last time."""
         has_collected, self._has_collected = self._has_collected, False

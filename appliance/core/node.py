@@ -210,6 +210,10 @@ class NodeCore:
         """Whether a process of this node has a triggered trace open, so that more of it comes."""
         return self._holdings.has_open
 
+    def is_searching(self, trace: TraceId) -> bool:
+        """Whether a trace was triggered and is still looked for: what is held of it is not known yet."""
+        return self._holdings.is_searching(trace)
+
     def take_collected(self) -> bool:
         """Whether anything was collected since the last time."""
         return self._holdings.take_collected()

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import backsight_pb2 as pb
 import pytest
 
+from appliance import control
 from appliance.control import ControlServer, Peek
 from ctl import __main__ as ctl
 from ctl.__main__ import main
@@ -240,6 +241,9 @@ class _Host:
             return Peek(SliceFlags.NONE, 0, b"")
         return Peek(SliceFlags.HELD, 1, _slice((1, 0, "GET /", 0, None)), "latency")
 
+    async def known(self, trace: TraceId) -> None:
+        pass
+
     def trigger(self, name: str, trace: TraceId, why: str) -> None:
         self.fired.append((name, trace, why))
 
@@ -336,7 +340,10 @@ def test_the_end_of_a_certificate_is_a_date(
     ]
 
 
-def test_a_node_answers_while_it_looks_for_what_somebody_asked(tmp_path: Path) -> None:
+def test_a_node_answers_while_it_looks_for_what_somebody_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_KNOWN_TIMEOUT_S", 0.01)
     looking, answered = threading.Event(), threading.Event()
     data = _slice((1, 0, "GET /", 0, 1)) + encode_piece(PieceKind.EXIT, client=1) * (1 << 20)
 
@@ -407,7 +414,7 @@ class _Rest(_Host):
             "triggered; node alpha holds nothing of it, and has reported 678 bytes\n",
         ),
         # It is fired all the same.
-        (UNREADABLE.hex(), "triggered\n"),
+        (UNREADABLE.hex(), "triggered; what the node holds of it cannot be told now\n"),
     ],
 )
 def test_who_fires_a_trigger_hears_what_the_node_holds(
@@ -415,6 +422,93 @@ def test_who_fires_a_trigger_hears_what_the_node_holds(
 ) -> None:
     assert _ask_server(tmp_path, _Rest(), ask=lambda p: main(["--node", p, "trigger", trace])) == 0
     assert capsys.readouterr().out == said
+
+
+class _Searching(_Host):
+    """It looks for what was triggered, and is done with that when ``is_found`` is set."""
+
+    def __init__(self, is_found: asyncio.Event) -> None:
+        super().__init__()
+        self._is_found = is_found
+        self.waiting = asyncio.Semaphore(0)
+
+    async def known(self, trace: TraceId) -> None:
+        self.waiting.release()
+        await self._is_found.wait()
+
+    def peek(self, trace: TraceId) -> Peek:
+        return super().peek(trace) if self._is_found.is_set() else Peek(SliceFlags.HELD, 0, b"")
+
+
+def test_nothing_is_said_of_what_is_still_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control, "_KNOWN_TIMEOUT_S", 0.01)
+
+    def ask(path: str) -> None:
+        assert main(["--node", path, "trigger", TRACE.hex()]) == 0
+        assert main(["--node", path, "trigger", TRACE.hex(), "--json"]) == 0
+        assert main(["--node", path, "show", TRACE.hex()]) == 1
+
+    host = _Searching(asyncio.Event())
+    _ask_server(tmp_path, host, ask=ask)
+    assert len(host.fired) == 2
+    out, err = capsys.readouterr()
+    words, told = out.splitlines()
+    assert words == "triggered; what the node holds of it cannot be told now"
+    assert (json.loads(told)["bytes_held"], json.loads(told)["bytes_reported"]) == (None, None)
+    assert f"trace {TRACE.hex()} is still looked for; ask again" in err
+
+
+def test_all_who_wait_for_a_search_hear_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_KNOWN_TIMEOUT_S", 600.0)
+
+    async def run() -> list[int]:
+        is_found = asyncio.Event()
+        host = _Searching(is_found)
+        node = NodeClient(str(tmp_path / "node.sock"))
+        async with ControlServer(control_path(Path(node.socket_path)), "alpha", host):
+            asking = [asyncio.to_thread(node.trigger, "t", TRACE, "") for _ in range(2)]
+            showing = asyncio.ensure_future(asyncio.to_thread(node.peek, TRACE))
+            fired = asyncio.gather(*asking)
+            for _ in range(3):
+                await host.waiting.acquire()
+            is_found.set()
+            found = [held.bytes for held in await fired if held is not None]
+            return [*found, (await showing).slices[0].bytes]
+
+    assert asyncio.run(run()) == [len(_slice((1, 0, "GET /", 0, None)))] * 3
+
+
+def test_nobody_looks_at_a_node_that_is_gone(tmp_path: Path) -> None:
+    """Who waits for a search until its end."""
+
+    class Gone(_Searching):
+        looked = False
+
+        def peek(self, trace: TraceId) -> Peek:
+            self.looked = True
+            return super().peek(trace)
+
+    async def run() -> bool:
+        is_found = asyncio.Event()
+        host, path = Gone(is_found), control_path(tmp_path / "node.sock")
+        request = json.dumps({"command": "peek", "trace": TRACE.hex()}).encode() + b"\n"
+        async with ControlServer(path, "alpha", host):
+            _, writer = await asyncio.open_unix_connection(str(path))
+            writer.write(request)
+            await host.waiting.acquire()
+        is_found.set()
+        # In these it would look, and answer.
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await asyncio.get_running_loop().shutdown_default_executor()
+        writer.close()
+        return host.looked
+
+    assert not asyncio.run(run())
 
 
 @pytest.mark.parametrize(
