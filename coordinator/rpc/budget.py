@@ -185,6 +185,8 @@ class _Asking:
     glanced_s: float
     asked_s: float
     again_s: float = _ASK_AGAIN_S
+    # A question that came to nothing, since nothing could be opened: it is not asked at each glance.
+    failed_s: float = -math.inf
     # Since the last question:
     was_late: bool = False
     bytes_least: float = math.inf
@@ -197,13 +199,18 @@ class _Asking:
         self.glanced_s = now_s
         self.bytes_least = min(self.bytes_least, bytes_now)
         self.has_grown = bytes_now - self.bytes_least >= _GROWN_BYTES
-        return self.has_grown or (self.was_late and now_s - self.asked_s >= self.again_s)
+        is_due = self.has_grown or (self.was_late and now_s - self.asked_s >= self.again_s)
+        if not is_due or now_s - self.failed_s < _ASK_AGAIN_S:
+            return False
+        self.failed_s = now_s  # until it is answered
+        return True
 
     def asked(self, now_s: float, bytes_now: int, *, has_ended: bool) -> None:
         """It was asked. What that has leaked is in ``bytes_now``; what comes from now on has grown."""
         is_in_vain = not has_ended and not self.has_grown
         self.again_s = min(2 * self.again_s, _ASK_AGAIN_MAX_S) if is_in_vain else _ASK_AGAIN_S
         self.asked_s, self.was_late, self.bytes_least = now_s, False, bytes_now
+        self.failed_s = -math.inf
 
 
 _Holder: TypeAlias = Identity | str
@@ -340,14 +347,15 @@ class Budget:
         is_settled = True
         while True:
             await asyncio.sleep(_GLANCE_S)  # nothing tells
+            now_s, is_due = self._clock(), False
             # Where all files are taken by connections nothing can be opened, until gRPC has
             # closed those that are idle.
             with contextlib.suppress(OSError):
-                now_s = self._clock()
                 is_due = asking.is_due(now_s, resident_bytes())
                 if is_due:
                     has_ended = self.end_crowds(connections)
                     asking.asked(now_s, resident_bytes(), has_ended=has_ended)
+            with contextlib.suppress(OSError):
                 if is_due or now_s - looked_s >= _LOOK_EVERY_S or not is_settled:
                     # Messages that are whole already are taken first.
                     for _ in range(_TURNS):

@@ -9,7 +9,7 @@ import itertools
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -435,6 +435,61 @@ def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
     asyncio.run(run())
 
 
+def _not_opened() -> Iterator[Any]:
+    raise OSError(24, "Too many open files")
+    yield
+
+
+def test_a_question_for_which_nothing_can_be_opened_is_not_asked_at_each_glance(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaks too. When something can be opened again, it is answered."""
+    memory = Memory(looked, monkeypatch)
+    memory.calls = 1000
+    memory.is_opened = False
+    crowd = looked.add("ipv4:10.0.0.1:1")
+    monkeypatch.setattr(channelz, "calls_by_peer", lambda: [(crowd.peer, 1000)])
+
+    def grow() -> None:
+        memory.bytes += UNDELIVERED_BYTES_MAX if memory.glances == 2 else 0
+        memory.is_opened = memory.glances > 100
+
+    memory.each_glance = grow
+    memory.watch(glances=130)
+    gaps = [after - before for before, after in itertools.pairwise(memory.asked_s)]
+    assert len(gaps) > 5
+    assert min(gaps) > 0.99
+    assert max(gaps) < 1.2
+    assert crowd.is_shut
+
+
+def test_though_memory_cannot_be_read_connections_are_looked_at(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(looked, monkeypatch)
+    memory.each_glance = lambda: next(_not_opened())
+    endless = looked.add("ipv4:10.0.0.1:1")
+    endless.bytes_received = UNDELIVERED_BYTES_MAX + 1
+    memory.watch(glances=110)
+    assert endless.is_shut
+
+
+def test_though_a_question_comes_to_nothing_connections_are_looked_at(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(looked, monkeypatch)
+    monkeypatch.setattr(looked.budget, "end_crowds", lambda _: next(_not_opened()))
+    endless = looked.add("ipv4:10.0.0.1:1")
+    endless.bytes_received = UNDELIVERED_BYTES_MAX + 1
+
+    def grow() -> None:
+        memory.bytes += UNDELIVERED_BYTES_MAX if memory.glances == 2 else 0
+
+    memory.each_glance = grow
+    memory.watch(glances=5)
+    assert endless.is_shut
+
+
 class Memory:
     """Of a process whose budget is watched: glances, and when gRPC was asked for its calls."""
 
@@ -444,6 +499,7 @@ class Memory:
         self.asked_s: list[float] = []
         self.leaks_bytes = 0
         self.calls = 0
+        self.is_opened = True
         self.glance_s = 0.1
         self.each_glance: Callable[[], None] = lambda: None
         self._is_asked = False
@@ -471,7 +527,11 @@ class Memory:
 
         async def run() -> None:
             here = self._looked
-            watching = asyncio.ensure_future(here.budget.watch(lambda: here.fakes, lambda: 1 << 30))
+
+            def opened() -> Iterable[Fake]:
+                return here.fakes if self.is_opened else _not_opened()
+
+            watching = asyncio.ensure_future(here.budget.watch(opened, lambda: 1 << 30))
             until = self.glances + glances
             seen = self.glances
             async with asyncio.timeout(60):
