@@ -142,7 +142,9 @@ class _Seen:
         """So much came until now, ``whole`` of it in messages of one of several calls.
 
         ``has_ended``: one of these. gRPC drops what it has of that one's message, so it is no part of
-        one. But it counts: nobody knows how much it is, and the others could hide theirs by it.
+        one. But it counts: nobody knows how much it is, and the others could hide theirs by it. It has
+        no time limit, not even a long one: a node whose stream was ended within a message looks the
+        same for as long as both of its calls go on and say little.
         """
         came_whole = whole - self.whole
         # What they may have had with them, and had not, is not kept for later.

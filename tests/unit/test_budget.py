@@ -249,6 +249,32 @@ def test_what_calls_that_ended_leave_counts_with_what_the_others_have(looked: Lo
     )
 
 
+def test_what_is_hidden_from_time_by_calls_that_ended_gives_way_to_others(looked: Looked) -> None:
+    """A part of a message may stay where another call ended, as long as there is room for all."""
+    evil = [looked.add(f"ipv4:10.0.0.1:{n}") for n in range(12)]
+    honest = looked.add("ipv4:10.0.1.1:1")
+    looked.bytes_max = 100 << 20
+    with contextlib.ExitStack() as calls:
+        for one in (*evil, honest):
+            for _ in range(2):
+                calls.enter_context(looked.budget.call(one.peer, None))
+        looked.look()
+        for one in evil:
+            with looked.budget.call(one.peer, None):
+                one.bytes_received += 7 << 20
+        looked.look()
+        for _ in range(100):
+            looked.now_s += 10
+            looked.look()
+        assert not looked.said
+        honest.bytes_received += 7 << 20
+        looked.bytes_max = 80 << 20
+        looked.look()
+        looked.look()
+    assert not honest.is_shut
+    assert sum(one.is_shut for one in evil) == 2
+
+
 def test_what_messages_might_have_had_with_them_hides_nothing_later(looked: Looked) -> None:
     one = looked.add("ipv4:10.0.0.1:1")
     with looked.budget.call(one.peer, None), looked.budget.call(one.peer, None):
