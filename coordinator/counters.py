@@ -32,6 +32,7 @@ class ServerCounters:
     too_many_calls: int = 0
     connections_ended_unfinished: int = 0
     connections_ended_calls: int = 0
+    addresses_barred: int = 0
     connections_ended_idle: int = 0
     tail_overflowed: int = 0
 

@@ -38,6 +38,11 @@ METRICS = (
         },
     ),
     Metric(
+        "addresses_barred_total",
+        "Addresses from which no connection was taken for 30 s, after one was ended for its calls.",
+        "server/addresses_barred",
+    ),
+    Metric(
         "certificate_expires_seconds",
         "When the certificate in use is over, at listen and at query.listen, in seconds since 1970;"
         " 0 without TLS.",

@@ -32,7 +32,7 @@ from coordinator.reading import NO_STATUS, Reading
 from coordinator.rpc import listener
 from coordinator.rpc.admission import Admission, Who
 from coordinator.rpc.budget import Budget
-from coordinator.rpc.connections import Connection, connections, shut_all
+from coordinator.rpc.connections import Connection, connections, listening, shut_all
 from coordinator.rpc.guard import Guard
 from coordinator.rpc.health import SERVICE as _HEALTH_SERVICE
 from coordinator.rpc.health import HealthService
@@ -40,6 +40,7 @@ from coordinator.rpc.hung_up import say_briefly
 from coordinator.rpc.identity import Role
 from coordinator.rpc.local import LocalDoor
 from coordinator.rpc.nodes import NodeStreams
+from coordinator.rpc.source_filter import keep_out
 from coordinator.seed import priority_seed
 from coordinator.settings import core_config, policy, store_limits
 from coordinator.store.reader import StoreReader
@@ -429,7 +430,11 @@ class CoordinatorServer:
         async with asyncio.TaskGroup() as tasks:
             # Nodes that are slow have no more under way than they have memory for.
             tasks.create_task(
-                self._budget.watch(self._connections, lambda: self._settings.memory_bytes)
+                self._budget.watch(
+                    self._connections,
+                    lambda: self._settings.memory_bytes,
+                    lambda addresses: keep_out(listening(self._port), addresses),
+                )
             )
             tasks.create_task(watch_loop(self._loop_lag.observe))
             while self._guard.files is not None:

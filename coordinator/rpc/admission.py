@@ -127,6 +127,9 @@ class Admission:
     @contextlib.asynccontextmanager
     async def _admitted(self, method: str, context: Context) -> AsyncIterator[None]:
         """Let a call in, or end it; and end it when the certificate is over."""
+        if context.peer() in self._budget.barred:
+            # Nobody is there to be told anything, and others wait behind it.
+            raise asyncio.CancelledError
         caller: Caller | None = None
         try:
             caller = self._who(context)

@@ -25,13 +25,14 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import unquote
 
 from coordinator.counters import ServerCounters
 from coordinator.rpc import channelz, streams
+from coordinator.rpc.barred import Barred
 from coordinator.rpc.connections import Connection
 from coordinator.rpc.identity import Identity, Role
 from coordinator.rpc.peers import address_of
@@ -277,6 +278,7 @@ class Budget:
         self._seen: dict[str, _Seen] = {}
         # Connections that are ended: there until gRPC closes them, when it gets to it.
         self._ended: set[str] = set()
+        self.barred = Barred(counters, log, clock)
 
     # ------------------------------------------------------------------ calls
 
@@ -338,12 +340,17 @@ class Budget:
     # ------------------------------------------------------------ connections
 
     async def watch(
-        self, connections: Callable[[], Iterable[Connection]], bytes_max: Callable[[], int]
+        self,
+        connections: Callable[[], Iterable[Connection]],
+        bytes_max: Callable[[], int],
+        keep_out: Callable[[Sequence[str]], None],
     ) -> None:
         """Look at the connections that there are, until cancelled.
 
-        ``bytes_max``: for all messages that are not whole.
+        ``bytes_max``: for all messages that are not whole. ``keep_out``: take no connections from
+        these addresses, and from all others.
         """
+        kept_out: Sequence[str] = ()
         looked_s = self._clock()
         asking = _Asking(looked_s, looked_s)
         is_settled = True
@@ -357,6 +364,10 @@ class Budget:
                 if is_due:
                     has_ended = self.end_crowds(connections)
                     asking.asked(now_s, resident_bytes(), has_ended=has_ended)
+            with contextlib.suppress(OSError):
+                if kept_out != (addresses := self.barred.addresses()):
+                    keep_out(addresses)
+                    kept_out = addresses
             with contextlib.suppress(OSError):
                 if is_due or now_s - looked_s >= _LOOK_EVERY_S or not is_settled:
                     # Messages that are whole already are taken first.
@@ -395,6 +406,7 @@ class Budget:
             if connection.peer in crowds:
                 self._counters.connections_ended_calls += 1
                 self._end(connection, crowds[connection.peer])
+                self.barred.add(connection.peer)
         return bool(crowds)
 
     def look(self, connections: Callable[[], Iterable[Connection]], bytes_max: int) -> bool:

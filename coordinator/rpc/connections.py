@@ -56,6 +56,22 @@ class TcpConnection:
 
 def connections(port: int) -> Iterator[TcpConnection]:
     """All over TCP that somebody has with a port of ours. Each is valid until the next."""
+    for found in _sockets(port):
+        try:
+            peer = _in_words(found)
+        except OSError:
+            continue  # it listens, or has ended
+        yield TcpConnection(peer, found)
+
+
+def listening(port: int) -> Iterator[socket.socket]:
+    """All that take connections at a port of ours. Each is valid until the next."""
+    for found in _sockets(port):
+        if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            yield found
+
+
+def _sockets(port: int) -> Iterator[socket.socket]:
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.ExitStack() as opened:
             try:
@@ -73,10 +89,9 @@ def connections(port: int) -> Iterator[TcpConnection]:
                     continue
                 if found.type != socket.SOCK_STREAM or found.getsockname()[1] != port:
                     continue
-                peer = _in_words(found)
             except OSError:
-                continue  # it is none, or listens, or has ended
-            yield TcpConnection(peer, found)
+                continue  # it is none
+            yield found
 
 
 def _in_words(connected: socket.socket) -> str:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -12,6 +14,17 @@ from coordinator.rpc.identity import Caller, Names, names_of
 from runtime.log import Log
 from runtime.settings.tls import CoordinatorTlsSettings
 from runtime.tls import Credentials, Rotating, TlsError, Usage
+
+if TYPE_CHECKING:
+    from runtime.certificates import Certificate
+
+
+def _first(pem: bytes) -> Certificate:
+    """The caller's own, if it showed a chain."""
+    # Who uses no TLS does not import it.
+    from runtime.certificates import certificates
+
+    return certificates(pem)[0]
 
 
 class Guard:
@@ -28,6 +41,8 @@ class Guard:
         self._log = log
         self._names: Names | None = None
         self._given: Credentials | None = None
+        # To read one takes a ms, and who calls calls again.
+        self._shown = functools.lru_cache(maxsize=256)(_first)
         self.files: Rotating | None = None
         """None: without TLS."""
         if settings is not None:
@@ -101,9 +116,6 @@ class Guard:
         """Who calls; None if nobody is asked. Unidentified says why it is nobody."""
         if self._names is None:
             return None
-        from runtime.certificates import certificates
-
-        # The first is the caller's own, if it showed a chain.
-        shown = certificates(b"".join(context.auth_context().get("x509_pem_cert", ())))[0]
+        shown = self._shown(b"".join(context.auth_context().get("x509_pem_cert", ())))
         identity = self._names.identity(shown.uris, shown.dns_names)
         return Caller(identity, shown.expires_at.timestamp())

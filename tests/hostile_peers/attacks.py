@@ -28,6 +28,9 @@ _ATTACK_S = 3.0
 # from others, the coordinator looks every ten seconds.
 _LOOKED_AT_S = 15.0
 
+# Its address is barred afterwards, and others are to attack from theirs.
+CROWD_FROM = "127.0.0.12"
+
 Result = dict[str, int]
 
 
@@ -40,13 +43,13 @@ class Attacker:
 
     @contextlib.contextmanager
     def _connections(
-        self, number: int, *, heeds: bool = True, reads: bool = True
+        self, number: int, source: str = "", *, heeds: bool = True, reads: bool = True
     ) -> Iterator[list[Http2]]:
         with contextlib.ExitStack() as stack:
             opened = []
             for _ in range(number):
                 with contextlib.suppress(OSError, ssl.SSLError):
-                    one = Http2(self._endpoint, self._shown, heeds=heeds, reads=reads)
+                    one = Http2(self._endpoint, self._shown, source, heeds=heeds, reads=reads)
                     opened.append(stack.enter_context(one))
             yield opened
 
@@ -154,7 +157,7 @@ class Attacker:
 
     def crowd(self) -> Result:
         """A hundred thousand calls on two connections, which do not say that they heard what is allowed."""
-        with self._connections(2, heeds=False) as connections:
+        with self._connections(2, CROWD_FROM, heeds=False) as connections:
             for one in connections:
                 one.listen(0.2)
             for number in range(50_000):

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from protocol import wire
 from protocol.messages import Hello, Welcome
 from testbed.ports import free_port
 from testbed.topology import await_ready
+from tests.hostile_peers.attacks import CROWD_FROM
 
 # Of the coordinator's whole process. One peer may hold 8 MiB of an unfinished message on a
 # connection, and some more until that is seen.
@@ -163,6 +166,16 @@ def test_a_peer_with_a_certificate_takes_its_part_and_no_more(
         assert "of a message that is not whole yet" in attacked.log.read_text()
     if attack == "calls":
         assert result["refused"] == 100 - 8
+    if attack == "crowd":
+        said = attacked.log.read_text()
+        assert f"{CROWD_FROM}: for 30 s no more connections are taken from there" in said
+        with socket.socket() as back:
+            back.bind((CROWD_FROM, 0))
+            back.setblocking(False)
+            host, port = attacked.endpoint.split(":")
+            # On one machine a connection is there, or not, when that comes back.
+            assert back.connect_ex((host, int(port))) == errno.EINPROGRESS
+            assert not select.select([], [back], [], 0)[1]
     assert attacked.welcomes(good, "good")
     assert attacked.process.poll() is None
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 from coordinator import server
 from coordinator.counters import ServerCounters
 from coordinator.rpc import budget, channelz, listener, streams
+from coordinator.rpc.barred import BARRED_S
 from coordinator.rpc.budget import (
     IDLE_CONNECTIONS_MAX,
     IDLE_S,
@@ -397,7 +399,7 @@ def test_who_begins_the_most_calls_is_ended_when_too_many_wait(
             let_in.enter_context(looked.budget.call("ipv4:10.0.0.3:1", None))
         assert waiting.ended() == ["ipv4:10.0.0.1:1"]
     assert looked.counters.connections_ended_calls == 1
-    (said,) = looked.said
+    said, _ = looked.said
     assert said.endswith(
         "its connection is ended: began 399 calls at once; of all that are not let in yet 10.0.0.1 has the"
         " most, 395 beyond 4 on each connection, and all together 494; allowed are 455"
@@ -452,13 +454,19 @@ def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
     monkeypatch.setattr(budget, "_GLANCE_S", 0)
 
     async def run() -> None:
-        watching = asyncio.ensure_future(looked.budget.watch(lambda: looked.fakes, lambda: 1 << 30))
+        watching = asyncio.ensure_future(
+            looked.budget.watch(lambda: looked.fakes, lambda: 1 << 30, keeps_nobody_out)
+        )
         async with asyncio.timeout(30):
             while not one.is_shut:  # noqa: ASYNC110 # nobody tells
                 await asyncio.sleep(0)
         watching.cancel()
 
     asyncio.run(run())
+
+
+def keeps_nobody_out(addresses: Sequence[str]) -> None:
+    raise AssertionError(addresses)
 
 
 def _not_opened() -> Iterator[Any]:
@@ -516,6 +524,27 @@ def test_though_a_question_comes_to_nothing_connections_are_looked_at(
     assert endless.is_shut
 
 
+def test_from_where_a_crowd_came_nobody_comes_again_for_a_while(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(looked, monkeypatch)
+    memory.calls = 1000
+    memory.keeps_out = False
+    crowd = looked.add("ipv4:10.0.0.1:1")
+    monkeypatch.setattr(channelz, "calls_by_peer", lambda: [(crowd.peer, 1000)])
+
+    def grow() -> None:
+        memory.bytes += UNDELIVERED_BYTES_MAX if memory.glances == 2 else 0
+        memory.keeps_out = memory.glances > 10
+
+    memory.each_glance = grow
+    memory.watch(glances=int(BARRED_S / 0.1) + 20)
+    assert crowd.is_shut
+    # What the kernel had no room for at first was tried again, and nothing twice that it did.
+    assert memory.kept_out == [("10.0.0.1",), ()]
+    assert crowd.peer not in looked.budget.barred
+
+
 class Memory:
     """Of a process whose budget is watched: glances, and when gRPC was asked for its calls."""
 
@@ -528,11 +557,18 @@ class Memory:
         self.is_opened = True
         self.glance_s = 0.1
         self.each_glance: Callable[[], None] = lambda: None
+        self.kept_out: list[tuple[str, ...]] = []
+        self.keeps_out = True
         self._is_asked = False
         self._looked = looked
         monkeypatch.setattr(budget, "resident_bytes", self._resident)
         monkeypatch.setattr(channelz, "calls", self._calls)
         monkeypatch.setattr(budget, "_GLANCE_S", 0)
+
+    def keep_out(self, addresses: Sequence[str]) -> None:
+        if not self.keeps_out:
+            raise OSError(errno.ENOMEM, "no room")
+        self.kept_out.append(tuple(addresses))
 
     def _resident(self) -> int:
         if self._is_asked:  # it is looked at after the question too
@@ -557,7 +593,9 @@ class Memory:
             def opened() -> Iterable[Fake]:
                 return here.fakes if self.is_opened else _not_opened()
 
-            watching = asyncio.ensure_future(here.budget.watch(opened, lambda: 1 << 30))
+            watching = asyncio.ensure_future(
+                here.budget.watch(opened, lambda: 1 << 30, self.keep_out)
+            )
             until = self.glances + glances
             seen = self.glances
             async with asyncio.timeout(60):
@@ -725,7 +763,8 @@ def test_a_connection_is_ended_once(looked: Looked, monkeypatch: pytest.MonkeyPa
     assert crowd.is_shut
     assert endless.is_shut
     assert sum(one.is_shut for one in idle) == 1
-    assert len(looked.said) == 3
+    assert len([text for text in looked.said if "its connection is ended" in text]) == 3
+    assert looked.counters.addresses_barred == 1
     assert looked.counters.connections_ended_calls == 1
     assert looked.counters.connections_ended_unfinished == 1
     assert looked.counters.connections_ended_idle == 1

@@ -17,13 +17,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import backsight_pb2 as pb
 import grpc
 import health_pb2 as health
 import pytest
 
-from coordinator.rpc import admission
+from coordinator.rpc import admission, guard
 from coordinator.rpc.identity import ALLOWED, Role
 from coordinator.server import CoordinatorServer
 from ctl.__main__ import main
@@ -55,6 +56,19 @@ REQUESTS = {
     "DeleteTrace": pb.DeleteTraceRequest(trace=bytes(range(16))),
 }
 ONE_ANSWER = {"GetCounters", "GetStatus", "ForgetNode", "PinTrace", "DeleteTrace"}
+
+
+def test_a_certificate_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often its owner calls."""
+    read = Mock(return_value=SimpleNamespace(uris=(), dns_names=(), expires_at=datetime.now(UTC)))
+    monkeypatch.setattr(guard, "_first", read)
+    here = guard.Guard(None, lambda: None, SILENT)
+    here._names = Mock()
+    context: Any = SimpleNamespace(auth_context=lambda: {"x509_pem_cert": [b"one"]})
+    callers = [here.caller(context) for _ in range(3)]
+    assert callers[0] is not None
+    assert callers == [callers[0]] * 3
+    read.assert_called_once_with(b"one")
 
 
 @pytest.fixture(autouse=True)
