@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 # Seven numbers.
@@ -19,3 +20,11 @@ def resident_bytes() -> int:
         return int(os.read(statm, _STATM_BYTES).split()[1]) * _PAGE_BYTES
     finally:
         os.close(statm)
+
+
+def give_back() -> None:
+    """Give what is free in the heap back to the kernel: some 40 ms where that is 200 MB, else 2 ms.
+
+    By itself glibc gives back the end of the heap only (malloc_trim(3)).
+    """
+    ctypes.CDLL(None).malloc_trim(0)

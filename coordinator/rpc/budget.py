@@ -38,7 +38,7 @@ from coordinator.rpc.identity import Identity, Role
 from coordinator.rpc.peers import address_of
 from protocol import wire
 from runtime.log import PeerLog
-from runtime.memory import resident_bytes
+from runtime.memory import give_back, resident_bytes
 
 # Of one identity. A node has a Control and a Slices stream, and each twice while it comes
 # back before the old one is known to be gone; people call several things from a script.
@@ -92,6 +92,10 @@ _GROWN_BYTES = UNDELIVERED_BYTES_MAX
 _LATE_S = 1.0
 _ASK_AGAIN_S = 1.0
 _ASK_AGAIN_MAX_S = 64.0
+
+# So long after a connection was ended, gRPC is through with it. What it had is free then, but stays
+# with the process, and the next one would fill that unseen.
+_GIVE_BACK_S = 1.0
 
 # Of the loop, in which a message that gRPC has whole comes to who waits for it.
 _TURNS = 3
@@ -279,6 +283,7 @@ class Budget:
         # Connections that are ended: there until gRPC closes them, when it gets to it.
         self._ended: set[str] = set()
         self.barred = Barred(counters, log, clock)
+        self._give_back_s = math.inf
 
     # ------------------------------------------------------------------ calls
 
@@ -364,6 +369,9 @@ class Budget:
                 if is_due:
                     has_ended = self.end_crowds(connections)
                     asking.asked(now_s, resident_bytes(), has_ended=has_ended)
+            if now_s >= self._give_back_s:
+                self._give_back_s = math.inf
+                give_back()
             with contextlib.suppress(OSError):
                 if kept_out != (addresses := self.barred.addresses()):
                     keep_out(addresses)
@@ -502,6 +510,7 @@ class Budget:
     def _end(self, connection: Connection, why: str) -> None:
         connection.shut()
         self._ended.add(connection.peer)
+        self._give_back_s = min(self._give_back_s, self._clock() + _GIVE_BACK_S)
         self._log.warning(
             address_of(connection.peer), f"{connection.peer}: its connection is ended: {why}"
         )

@@ -524,6 +524,24 @@ def test_though_a_question_comes_to_nothing_connections_are_looked_at(
     assert endless.is_shut
 
 
+def test_what_an_ended_connection_had_is_given_back_when_grpc_is_through_with_it(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(looked, monkeypatch)
+    given_back_s: list[float] = []
+    monkeypatch.setattr(budget, "give_back", lambda: given_back_s.append(looked.now_s))
+    memory.watch(glances=5)
+    for number in range(2):
+        endless = looked.add(f"ipv4:10.0.0.{number}:1")
+        endless.bytes_received = UNDELIVERED_BYTES_MAX + 1
+        looked.look()
+        assert endless.is_shut
+    ended_s = looked.now_s
+    memory.watch(glances=50)
+    (at_s,) = given_back_s
+    assert at_s - ended_s == pytest.approx(1, abs=0.2)
+
+
 def test_from_where_a_crowd_came_nobody_comes_again_for_a_while(
     looked: Looked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
