@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 
 # Seven numbers.
@@ -27,4 +26,6 @@ def give_back() -> None:
 
     By itself glibc gives back the end of the heap only (malloc_trim(3)).
     """
+    import ctypes  # who is never attacked does without
+
     ctypes.CDLL(None).malloc_trim(0)

@@ -9,10 +9,10 @@ another address.
 
 from __future__ import annotations
 
-import ctypes
 import ipaddress
 import socket
 import struct
+from array import array
 from collections.abc import Collection, Iterable
 
 # asm-generic/socket.h; Python has no names for them.
@@ -77,7 +77,7 @@ def keep_out(listening: Iterable[socket.socket], addresses: Collection[str]) -> 
     if len(addresses) > ADDRESSES_MAX:
         raise ValueError(f"{len(addresses)} addresses; at most {ADDRESSES_MAX} can be kept out")
     lines = _program(addresses)
-    code = ctypes.create_string_buffer(b"".join(lines))
-    program = _PROGRAM.pack(len(lines), ctypes.addressof(code))
+    code = array("B", b"".join(lines))  # which tells its address
+    program = _PROGRAM.pack(len(lines), code.buffer_info()[0])
     for one in listening:
         one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
