@@ -9,7 +9,6 @@ more memory each time, and nobody else would get through.
 from __future__ import annotations
 
 import ipaddress
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -36,17 +35,11 @@ class _Address:
 class Barred:
     """Who is, with the connections that were ended."""
 
-    def __init__(
-        self,
-        counters: ServerCounters,
-        log: PeerLog,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, counters: ServerCounters, log: PeerLog, clock: Callable[[], float]) -> None:
         self._counters = counters
         self._log = log
         self._clock = clock
         self._addresses: dict[str, _Address] = {}  # whose time is over first, first
-        self._peers: set[str] = set()
 
     def add(self, peer: str) -> None:
         """Its connection was ended for its calls."""
@@ -60,12 +53,11 @@ class Barred:
                 _WHOSE, f"{address}: for {BARRED_S:g} s no more connections are taken from there"
             )
             if len(self._addresses) == ADDRESSES_MAX:
-                self._let_in(next(iter(self._addresses)))
+                del self._addresses[next(iter(self._addresses))]
             one = _Address(0)
         one.until_s = self._clock() + BARRED_S
         one.peers.add(unquote(peer))
         self._addresses[address] = one
-        self._peers.add(unquote(peer))
 
     def addresses(self) -> tuple[str, ...]:
         """All from which no connection is to be taken now."""
@@ -74,15 +66,13 @@ class Barred:
             address, one = next(iter(self._addresses.items()))
             if one.until_s > now_s:
                 break
-            self._let_in(address)
+            del self._addresses[address]
         return tuple(self._addresses)
 
     def __contains__(self, peer: str) -> bool:
         """Whether a call is of a connection that was ended. No other one has its port meanwhile."""
-        return bool(self._peers) and unquote(peer) in self._peers
-
-    def _let_in(self, address: str) -> None:
-        self._peers -= self._addresses.pop(address).peers
+        one = self._addresses.get(address_of(peer)) if self._addresses else None
+        return one is not None and unquote(peer) in one.peers
 
 
 def _is_ip_address(address: str) -> bool:
